@@ -11,11 +11,11 @@
 | `Correction`, `Weight`, `Reject` | a correction as data |
 | `correct` | the weights and the mask that a correction gives a batch |
 | `mismatch`, `diagnostics` | statistics of the mismatch, and of a correction, as a dictionary of floats |
-| `load`, `replay` | the batches of a dump; the effect of corrections on it, as data frames |
+| `load`, `replay` | the batches of a dump; the effect of corrections on a dump, as data frames |
 | `losses` | the registry of the losses: `losses.names()`, `losses["ppo"]` |
-| `Batch` | the tensors of a batch, which every function takes instead of single arrays |
+| `Batch` | the tensors of a batch, which `correct`, `mismatch` and `diagnostics` take instead of single arrays |
 
-Importing this package costs no torch. A name is loaded when it is first used.
+Importing this package does not import torch. A name is loaded when it is first used.
 """
 
 from __future__ import annotations

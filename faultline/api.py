@@ -1,4 +1,7 @@
-"""The functions of `import faultline`. Each takes a `Batch`, or single arrays by the names in `Arrays`."""
+"""The functions of `import faultline`.
+
+`correct`, `mismatch` and `diagnostics` take a `Batch`, or single arrays named as in `Arrays`.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,11 @@ from faultline.tools.replay.collect import collect
 from faultline.tools.replay.effect import padded
 from faultline.tools.replay.presets import presets
 from faultline.tools.replay.sources import Dump
+from harness.room import bounded
 
 
 def correct(batch: Batch | None = None, *, correction: Correction | str, **arrays: Unpack[Arrays]) -> Corrected:
-    """The weights and the mask that a correction gives a batch, as detached tensors [B, T].
+    """Return the weights and the mask that a correction gives a batch, as detached tensors [B, T].
 
     loss = Σ kept·weights·loss_t / Σ counted, with token losses loss_t. Other reductions use the same weights and mask.
 
@@ -43,7 +47,7 @@ def correct(batch: Batch | None = None, *, correction: Correction | str, **array
 
 
 def mismatch(batch: Batch | None = None, **arrays: Unpack[Arrays]) -> dict[str, float]:
-    """Statistics of the mismatch, before any correction; `algos.diagnostics.mismatch.finish_mismatch` has the equations.
+    """Return statistics of the mismatch before any correction. `algos.diagnostics.mismatch.finish_mismatch` has the equations.
 
     arrays: logp_old, logp_rollout, mask; see `Arrays`. Raises ValueError if an array is missing or cannot be used.
 
@@ -58,7 +62,7 @@ def mismatch(batch: Batch | None = None, **arrays: Unpack[Arrays]) -> dict[str, 
 
 
 def diagnostics(batch: Batch | None = None, *, correction: Correction | str, **arrays: Unpack[Arrays]) -> dict[str, float]:
-    """Metrics of the mismatch and of a correction's effect on a batch: weights, filters, tokens kept. A run logs the same.
+    """Return metrics of the mismatch and of a correction's effect on a batch: weights, filters, tokens kept. A run logs them too.
 
     correction, arrays: the arguments of `correct`. Raises ValueError if an array is missing or cannot be used.
 
@@ -75,7 +79,7 @@ def diagnostics(batch: Batch | None = None, *, correction: Correction | str, **a
 def load(path: Path | str, *, skip_bad: bool = False) -> list[Batch]:
     """The training batches of a dump: a file (.parquet, .jsonl, .pkl, .pt), a folder of them, or a run folder.
 
-    skip_bad: leave bad rows out. Otherwise they raise a UserError that lists them. docs/dumps.md describes a dump.
+    skip_bad: leave bad rows out. Otherwise a UserError lists them. docs/dumps.md describes a dump.
 
     >>> import faultline, pathlib, tempfile
     >>> dump = pathlib.Path(tempfile.mkdtemp()) / "dump.jsonl"
@@ -84,16 +88,17 @@ def load(path: Path | str, *, skip_bad: bool = False) -> list[Batch]:
     >>> batch.logp_old.tolist()
     [[-1.25, -0.5]]
     """
-    return [padded(responses) for responses in Dump(Path(path), skip_bad=skip_bad).batches()]
+    with bounded(path):
+        return [padded(responses) for responses in Dump(Path(path), skip_bad=skip_bad).batches()]
 
 
 class ReplayResult(NamedTuple):
-    """The data frames of a replayed dump.
+    """Data frames that `replay` returns.
 
     corrections: a row per correction, with the metrics of a run and effect/*. thresholds: a row per family and bound.
     profiles: mean effective weight by position and length. mismatch: statistics of the whole dump, as from `mismatch`.
     versions: a row per age of the weights that sampled a token; empty without versions.
-    skipped: correction → the column that it needs and the dump lacks.
+    skipped: correction -> the column that it needs and the dump lacks.
     """
 
     corrections: pd.DataFrame
@@ -107,7 +112,7 @@ class ReplayResult(NamedTuple):
 def replay(
     path: Path | str, corrections: Sequence[str] | Mapping[str, Correction] | None = None, *, skip_bad: bool = False
 ) -> ReplayResult:
-    """Replay corrections, and every threshold of every family, on a dump. The dump is read once, in pieces.
+    """Replay corrections, and every threshold of every family of corrections, on a dump. The dump is read once, in pieces.
 
     path, skip_bad: the arguments of `load`. corrections: names of presets or YAML files, or corrections by name; default: all
     presets.

@@ -11,11 +11,11 @@ from algos.batch import Batch
 from harness.dumps.schema import ROUNDING
 
 Array = Any
-"""[B, T]: a torch tensor, a numpy array or nested lists. A tensor stays on its device; floats keep their precision."""
+"""An array [B, T]: a torch tensor, a numpy array or nested lists. A tensor stays on its device; floats keep their precision."""
 
 
 class Arrays(TypedDict, total=False):
-    """Keyword arguments that make a batch: one array [B, T] each. None counts as not given."""
+    """Keyword arguments that make a batch, each an array [B, T]. None counts as not given."""
 
     logp_old: Array
     """Log π_old of the sampled tokens, from the trainer, in nats."""
@@ -30,7 +30,7 @@ class Arrays(TypedDict, total=False):
 
 
 def as_batch(**arrays: Unpack[Arrays]) -> Batch:
-    """Make a `Batch` of arrays. Raises ValueError naming an argument that cannot be used, and TypeError on an unknown name."""
+    """Make a `Batch` from arrays. Raises ValueError naming an argument that cannot be used, and TypeError on an unknown name."""
     if unknown := arrays.keys() - Arrays.__annotations__.keys():
         raise TypeError(f"{', '.join(sorted(unknown))}: no such array; accepted are {', '.join(Arrays.__annotations__)}")
     tensors = {name: _tensor(name, array) for name, array in arrays.items() if array is not None}

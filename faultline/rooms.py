@@ -1,7 +1,8 @@
-"""Import of this project's packages when the working folder has a package of the same name, such as `harness` or `analysis`.
+"""Import of this project's packages if the working folder has a package of the same name, such as `harness` or `analysis`.
 
-Python finds the working folder's package first, and keeps one package per name. This finder looks for `harness.dumps` there
-first, then in this project, so both programs import their own modules. Two modules of the same name raise ImportError.
+Python finds the working folder's package first, and keeps one package per name. The finder here lets such a package also find
+this project's modules, after its own. So both programs import their own modules. Two modules of the same name raise
+ImportError.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ HOME = Path(__file__).parents[1]
 
 
 class Rooms:
-    """Import finder for modules of the packages in ROOMS that the working folder's package of that name does not have."""
+    """Import finder for modules of the packages in ROOMS that a package of that name in the working folder does not have."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -30,9 +31,9 @@ class Rooms:
 
 
 def beside_others() -> None:
-    """Make the packages of ROOMS importable although other packages have the same names.
+    """Make the packages of ROOMS importable although other packages may have the same names.
 
-    Raises ImportError if such a package and this project's have a module of the same name, or if it is a single file.
+    Raises ImportError if another package and this project's have a module of the same name, or if the other is a single file.
     """
     for room in ROOMS:
         spec = find_spec(room)

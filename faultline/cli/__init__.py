@@ -1,4 +1,7 @@
-"""The `faultline` command: one module per subcommand. Each imports what it needs when it runs, so `--help` answers at once."""
+"""The `faultline` command, with one module per subcommand.
+
+Each module imports what it needs when it runs, so `--help` is fast.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from faultline.cli import (
     power,
     replay,
     report,
+    score,
     search,
     sweep,
     train,
@@ -27,18 +31,18 @@ from harness import boundary
 
 
 class Command(Protocol):
-    """Interface of a subcommand: a module of this package."""
+    """Interface of a subcommand, which is a module of this package."""
 
     HELP: str
     """One-line description of the subcommand in the list of commands."""
     EXAMPLES: str
-    """Example commands for the help, one a line; each can be run unchanged."""
+    """Example commands for the help, one per line. Each can be run unchanged."""
 
     run: Callable[..., None]
     """Function that does the subcommand's work. It raises UserError on mistakes that the user can correct."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the subcommand's arguments; `run` has parameters of the same names."""
+        """Declare the subcommand's arguments, which are the parameters of `run`."""
 
 
 COMMANDS: dict[str, Command] = {
@@ -50,6 +54,7 @@ COMMANDS: dict[str, Command] = {
     "report": report,
     "power": power,
     "replay": replay,
+    "score": score,
     "gradient": gradient,
     "import-config": import_config,
     "memory": memory,
@@ -59,7 +64,7 @@ COMMANDS: dict[str, Command] = {
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the command line `words`, by default that of this process. `harness.boundary` turns errors into messages."""
+    """Run the command line `words`, by default the arguments of this process. `harness.boundary` turns errors into messages."""
     words = sys.argv[1:] if words is None else list(words)
     with boundary.command():
         if words[:1] == ["train"]:  # Hydra reads its own command line, --help too

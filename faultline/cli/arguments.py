@@ -1,4 +1,4 @@
-"""Types for argparse arguments. Each error names the value and what is accepted."""
+"""Types for argparse arguments. The error of each names the value and what is accepted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def seeds(text: str) -> tuple[int, ...]:
 
 
 def count(least: int) -> Callable[[str], int]:
-    """Make an argparse type that accepts whole numbers of at least `least`."""
+    """Return an argparse type that accepts whole numbers of at least `least`."""
 
     def convert(text: str) -> int:
         if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
@@ -44,7 +44,7 @@ def port(text: str) -> int:
 
 
 def folder(text: str) -> Path:
-    """Parse the path of a folder that exists or can be created: neither it nor a parent is a file."""
+    """Parse the path of a folder that exists or can be created: neither the path nor a parent of it is a file."""
     path = Path(text)
     for place in (path, *path.parents):
         if place.exists() and not place.is_dir():
@@ -52,8 +52,17 @@ def folder(text: str) -> Path:
     return path
 
 
+def new_file(text: str) -> Path:
+    """Parse the path of a file that can be written: the path is no folder, and no parent of it is a file."""
+    path = Path(text)
+    if path.is_dir():
+        raise ArgumentTypeError(f"{path} is a folder; name a file")
+    folder(str(path.parent))
+    return path
+
+
 def positive(most: float) -> Callable[[str], float]:
-    """Make an argparse type that accepts numbers in (0, most]."""
+    """Return an argparse type that accepts numbers in (0, most]."""
 
     def convert(text: str) -> float:
         try:

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(**arguments: Any) -> None:
-    """Run every arm from the same checkpoint, write the report and print its path."""
+    """Run every arm from one checkpoint, write the report and print its path."""
     from sweeps.branch import branch
 
     print(f"Page: {branch(**arguments).resolve()}")

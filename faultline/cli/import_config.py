@@ -29,7 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(file: Path, launch: list[str] | None) -> None:
-    """Print the experiment file made of another program's config; with `launch`, write it and print the command that runs it."""
+    """Print the experiment file translated from another program's config.
+
+    launch: a folder, then overrides; the file is written there and the command that runs it is printed.
+    """
     from faultline.tools import import_config
 
     if launch is None:

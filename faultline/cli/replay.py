@@ -7,20 +7,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from faultline.cli.arguments import CORRECTIONS, folder, names, positive
+from faultline.cli.arguments import CORRECTIONS, folder, names, new_file, positive
 
 HELP = "say whether a dump has a fault, whether it needs a correction, and what each would do to it"
 DESCRIPTION = """\
 Say whether a dump has a fault, whether it needs a correction, and what each correction would do to it.
 
-Exit code: 0 with a verdict, 2 on wrong input, 3 where the log-probabilities have a fault or are not explained by rounding."""
-FAULT = 3
-"""Exit code when the diagnosis of a dump is not `consistent`."""
+Exit code: 0 with a verdict, 2 on wrong input, 3 where the log-probabilities have a fault or are not explained by rounding.
+With --gate: 4 where a gate fails, 5 where none fails and one is undecided."""
+FAULT, FAILED, UNDECIDED = 3, 4, 5
+"""Exit codes of `faultline replay`, of which the first that applies counts: the diagnosis is not `consistent`; a gate fails; a
+gate is undecided."""
 EXAMPLES = """\
 faultline replay --example
 faultline train rollout/precision=fp8_tensor dump.every=10 steps=40 run.sweep=dumped
 faultline replay runs/dumped/*
-faultline replay runs/dumped/* --corrections icepop,skyrl/token_tis --all"""
+faultline replay runs/dumped/* --corrections icepop,skyrl/token_tis --all
+faultline replay --example bf16 --precision bf16 --gate 'k3<2e-3,ess_token>0.95' --junit replay.xml"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep", type=positive(1), metavar="SHARE", default=0.99, help=keep)
     ess = "effective sample size of a proposed truncation, as a share (0.9)"
     parser.add_argument("--ess", type=positive(1), default=0.9, help=ess)
+    rounded = "coarser format of sampler and trainer, as bf16 or fp8_channel: K3 is compared with its rounding"
+    parser.add_argument("--precision", metavar="FORMAT", help=rounded)
+    gates = "bounds that the interval of a metric must keep, separated by commas, as k3<2e-3,ess_token>0.95; docs/gate.md"
+    parser.add_argument("--gate", type=names, metavar="BOUNDS", help=gates)
+    parser.add_argument("--junit", type=new_file, metavar="FILE", help="write diagnosis and gates as a JUnit file")
     parser.add_argument("--skip-bad", action="store_true", help="leave bad rows out and count them")
     parser.add_argument("--out", type=folder, help="folder of the page and the CSV files; by default replay in the dump's folder")
     parser.add_argument("--recommend", nargs=0, action=_Removed, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
@@ -44,14 +52,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(dump: Path | None, **options: Any) -> None:
-    """Print the verdict on a dump and write its page. Raises SystemExit with FAULT unless the diagnosis is consistent."""
+    """Print the verdict on a dump and write its page. Raises SystemExit with FAULT, FAILED or UNDECIDED if one applies."""
     from faultline.tools.replay.command import replay_command
 
-    renamed = {"example": "example_name", "all": "tables", "json": "as_json"}
+    renamed = {"example": "example_name", "all": "tables", "json": "as_json", "gate": "gates"}
     verdict = replay_command(dump, **{renamed.get(name, name): value for name, value in options.items()})
-    if not verdict.diagnosis.consistent:
+    outcomes = {gate.outcome for gate in verdict.gates}
+    holds = {FAULT: not verdict.diagnosis.consistent, FAILED: "fail" in outcomes, UNDECIDED: "undecided" in outcomes}
+    if code := next((code for code in holds if holds[code]), 0):
         sys.stdout.flush()  # a closed pipe raises here, and not when the interpreter ends
-        raise SystemExit(FAULT)
+        raise SystemExit(code)
 
 
 class _Removed(argparse.Action):

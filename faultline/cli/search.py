@@ -10,7 +10,7 @@ from pathlib import Path
 
 HELP = "search thresholds with Optuna, here or on Slurm; the same command continues a search"
 EXAMPLES = """\
-faultline search demo_upper
+faultline search upper_edge
 faultline search token_upper launcher=local --dashboard
 faultline search token_upper trials=20 launcher.partition=main
 faultline search sweeps/conf/search/learning_rate_edge.yaml name=edge"""

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(action: str, **arguments: Any) -> None:
-    """Run one action on a sweep: a function of `sweeps.commands`."""
+    """Run one action on a sweep. action: the name of a function of `sweeps.commands`, which gets the other arguments."""
     from sweeps import commands
 
     getattr(commands, action)(**arguments)

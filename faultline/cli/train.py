@@ -1,4 +1,4 @@
-"""Command line of `faultline train`, which does the same as `python -m experiments.train`."""
+"""Command line of `faultline train`, which is equivalent to `python -m experiments.train`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ faultline train --help"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of `faultline train` for `faultline --help` only; Hydra parses them in a run."""
+    """Declare the arguments of `faultline train` for `faultline --help`. In a run, Hydra parses them."""
     parser.add_argument("overrides", nargs=argparse.REMAINDER, metavar="KEY=VALUE", help="Hydra's options and overrides")
 
 
 def run(overrides: Sequence[str]) -> None:
-    """Run `experiments.train` as `python -m` does, with plug-ins of the working directory importable."""
+    """Run `experiments.train` as `python -m` does. Plug-ins in the working directory can be imported."""
     sys.argv[1:] = overrides
     if not sys.flags.safe_path and os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(**arguments: Any) -> None:
-    """Serve the page that shows runs live and print its address, or show the runs in the terminal."""
+    """Serve the page that shows runs live and print its address, or show the runs in the terminal if `tui` is true."""
     from sweeps.watch.command import watch
 
     watch(**arguments)

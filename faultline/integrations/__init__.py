@@ -1,1 +1,1 @@
-"""Hooks for other reinforcement learning programs. They write the dumps that `faultline replay` reads."""
+"""Hooks for other reinforcement learning programs. They write the dumps that `faultline replay` reads, and print diagnoses."""

@@ -1,12 +1,12 @@
-"""Dumps from TRL's GRPOTrainer: one line between building the trainer and training.
+"""Dumps and diagnoses from TRL's GRPOTrainer: one line between building the trainer and training.
 
     from faultline.integrations import trl
 
     trainer = GRPOTrainer(...)
-    trl.record(trainer, "dump")
+    trl.record(trainer, "dump", diagnose=10)
     trainer.train()
 
-A TrainerCallback cannot do this: TRL shows callbacks the model and the state, and never a batch.
+A TrainerCallback cannot do this: TRL passes the model and the state to callbacks, and never a batch.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from algos.batch import Batch
+from faultline.integrations.diagnosis import check_intervals, print_diagnosis
 from harness.dumps import files
 from harness.errors import UserError
 
@@ -26,31 +28,44 @@ if TYPE_CHECKING:
     from trl import GRPOTrainer
 
 
-def record(trainer: GRPOTrainer, folder: Path | str, every: int = 1) -> None:
-    """Write each `every`-th batch that the trainer generates from now on: folder/step-<step>-<batch>-rank-<rank>.parquet.
+def record(trainer: GRPOTrainer, folder: Path | str | None = None, every: int = 1, diagnose: int | None = None) -> None:
+    """Write or diagnose batches that the trainer generates from now on.
 
-    log μ is TRL's sampling_per_token_logps. TRL has it with use_vllm=True, and from a rollout_func that returns logprobs.
-    log π_old is TRL's old_per_token_logps. TRL computes it with vllm_importance_sampling_correction=True. Otherwise this hook
-    computes it by one more forward pass of the trainer. Tokens without a log μ from vLLM (NaN) are masked.
-    Evaluation is not written. Raises UserError on an `every` below 1 and on a trainer that has no log μ. A batch with images
-    raises it if TRL does not compute log π_old.
+    folder: where the batches of each `every`-th step are written, as step-<step>-<batch>-rank-<rank>.parquet; None for no dumps.
+    diagnose: steps between two diagnoses; None for none. A diagnosis is a line that rank 0 prints of its own responses.
+
+    log μ is TRL's sampling_per_token_logps. TRL has it with use_vllm=True, and from a rollout_func that returns logprobs. log
+    π_old is TRL's old_per_token_logps. TRL computes it with vllm_importance_sampling_correction=True. Otherwise this hook
+    computes it by one more forward pass of the trainer. Tokens without a log μ from vLLM (NaN) are masked. Batches of
+    evaluation are left out.
+
+    Raises UserError on an interval below 1, and on a trainer that has no log μ. A batch with images raises UserError if TRL
+    does not compute log π_old.
     """
-    if every < 1:
-        raise UserError(f"every={every}: write each step with 1, or every tenth with 10")
+    check_intervals(every=every, diagnose=diagnose)
     if not trainer.use_vllm and getattr(trainer, "rollout_func", None) is None:
         raise UserError("TRL keeps no log-probabilities of transformers' own generation: set use_vllm=True in GRPOConfig")
     theirs = trainer._generate_and_score_completions
 
     def recording(inputs: Any) -> dict[str, Any]:
         out = theirs(inputs)
-        step = trainer.state.global_step
-        if trainer.model.training and step % every == 0:
-            rank = trainer.accelerator.process_index
+        step, rank = trainer.state.global_step, trainer.accelerator.process_index
+        written = folder is not None and step % every == 0
+        diagnosed = diagnose is not None and step % diagnose == 0
+        if not trainer.model.training or not (written or diagnosed):
+            return out
+        made = columns(out, _logp_old(trainer, out), step)
+        if folder is not None and written:
             path = Path(folder) / f"step-{step:08d}-{trainer._step}-rank-{rank}.parquet"
             try:
-                files.write(path, columns(out, _logp_old(trainer, out), step))
+                files.write(path, made)
             except OSError as error:  # a full disk ends no training
                 print(f"faultline: {path} is not written: {error}", flush=True)
+        if diagnosed and rank == 0:
+            tensors = {name: torch.from_numpy(values) for name, values in made.items()}
+            prompts = out["prompt_ids"].cpu().unique(dim=0, return_inverse=True)[1]
+            batch = Batch(tensors["logp_rollout"], tensors["mask"], tensors["logp_old"], prompt=prompts)
+            print_diagnosis("TRL", step, batch, tensors["tokens"])
         return out
 
     trainer._generate_and_score_completions = recording  # type: ignore[method-assign]
@@ -76,7 +91,7 @@ def columns(out: Mapping[str, Any], logp_old: Tensor, step: int) -> dict[str, np
 
 
 def _logp_old(trainer: GRPOTrainer, out: Mapping[str, Any]) -> Tensor:
-    """log π_old of the completions, [B, T]: TRL's if it has them, else computed with the weights that sampled them."""
+    """log π_old of the completions, [B, T]: that of TRL if it has one, else computed with the trainer's present weights."""
     if "old_per_token_logps" in out:
         return out["old_per_token_logps"]
     if "pixel_values" in out:

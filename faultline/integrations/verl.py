@@ -1,9 +1,10 @@
-"""Dumps from verl, without changing verl's files. There are two ways:
+"""Dumps and diagnoses from verl, without changing verl's files. There are two ways:
 
     VERL_USE_EXTERNAL_MODULES=faultline.integrations.verl FAULTLINE_DUMP=dump python -m verl.trainer.main_ppo ...
 
-writes each batch of verl's own trainers into the folder `dump`; with FAULTLINE_DUMP_EVERY=10, every tenth. In a trainer of your
-own, call `dump(data, folder, step)` where data has both log-probabilities.
+writes each batch of verl's own trainers into the folder `dump`; with FAULTLINE_DUMP_EVERY=10, every tenth. With
+FAULTLINE_DIAGNOSE_EVERY=10 a line of verl's output has the diagnosis of every tenth batch, with dumps or without. In your own
+trainer, call `dump(data, folder, step)`, where data has both log-probabilities.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
+from algos.batch import Batch
+from faultline.integrations.diagnosis import check_intervals, print_diagnosis
 from harness.dumps import files
 from harness.errors import UserError
 
@@ -27,20 +31,18 @@ NEEDED = {
     "old_log_probs": "call this after old_log_probs are computed, with algorithm.rollout_correction.bypass_mode=False",
     "response_mask": "call this after the response mask is computed",
 }
-"""Tensor that a dump of a verl batch needs -> the setting or call that provides it."""
+"""Tensor of a verl batch that a dump needs -> the setting or call that provides it."""
 
 
 def dump(data: DataProto, folder: Path | str, step: int) -> Path:
-    """Write a verl batch as folder/step-<step>.parquet, and return its path.
+    """Write a verl batch as folder/step-<step>.parquet, and return the path of the file.
 
     data: tensors [B, T] under verl's names. Those of NEEDED are required; responses, advantages and token_level_scores are
-    written if present. Call it before rejection changes response_mask, so that the dump has all tokens. Raises UserError on a
-    missing tensor.
+    written if present. Call `dump` before rejection changes response_mask, so that the file has all tokens. Raises UserError
+    on a missing tensor.
     """
+    _check(data)
     batch = data.batch
-    for name, remedy in NEEDED.items():
-        if name not in batch.keys():  # noqa: SIM118  iterating a TensorDict gives its rows
-            raise UserError(f"verl's batch has no {name}: {remedy}")
     mask = _numpy(batch["response_mask"]).astype(bool)
     columns = {
         "step": np.full(len(mask), step),
@@ -60,33 +62,54 @@ def dump(data: DataProto, folder: Path | str, step: int) -> Path:
     return path
 
 
-def install(folder: Path | str, every: int = 1) -> None:
-    """Write each `every`-th batch that a trainer of verl 0.9 passes to its rollout correction from now on.
+def diagnose(data: DataProto, step: int) -> None:
+    """Print the diagnosis of a verl batch in a line. data: that of `dump`; errors are over the prompts of its `uid`, if any.
 
-    With bypass_mode=False all trainers of verl do so, before a token is rejected and before advantages are computed. Steps
-    count from the first batch; after a restart, from the last dump in the folder. A failed write is reported and stops nothing.
-    Raises UserError on an `every` below 1.
+    Raises UserError on a missing tensor.
     """
-    if every < 1:
-        raise UserError(f"every={every}: write each batch with 1, or every tenth with 10")
+    _check(data)
+    batch, prompts = data.batch, data.non_tensor_batch.get("uid")
+    numbers = None if prompts is None else torch.from_numpy(np.unique(prompts, return_inverse=True)[1])
+    made = Batch(batch["rollout_log_probs"], batch["response_mask"].bool(), batch["old_log_probs"], prompt=numbers)
+    tokens = batch["responses"] if "responses" in batch.keys() else None  # noqa: SIM118
+    print_diagnosis("verl", step, made, tokens)
+
+
+def install(folder: Path | str | None = None, every: int = 1, diagnose_every: int | None = None) -> None:
+    """Write or diagnose batches that a trainer of verl 0.9 passes to its rollout correction from now on.
+
+    folder: where each `every`-th batch is written; None for no dumps. diagnose_every: batches between two diagnoses; None for
+    none. With bypass_mode=False all trainers of verl pass each batch, before a token is rejected and before advantages are
+    computed. Steps count from the first batch, or after a restart from the last dump in the folder. A failed write is reported
+    and does not stop training. Raises UserError on an interval below 1.
+    """
+    check_intervals(every=every, diagnose_every=diagnose_every)
     from verl.trainer.ppo import rollout_corr_helper as helper
 
     theirs = helper.compute_rollout_correction_and_add_to_batch
-    written = [int(path.stem.removeprefix("step-")) for path in Path(folder).glob("step-*.parquet")]
-    step = max(written, default=0)
+    files_written = () if folder is None else Path(folder).glob("step-*.parquet")
+    step = max((int(path.stem.removeprefix("step-")) for path in files_written), default=0)
 
     @functools.wraps(theirs)
-    def dumping(batch: DataProto, *arguments: Any, **named: Any) -> Any:
+    def observing(batch: DataProto, *arguments: Any, **named: Any) -> Any:
         nonlocal step
         step += 1
-        if step % every == 0:
+        if folder is not None and step % every == 0:
             try:
                 dump(batch, folder, step)
             except OSError as error:
                 print(f"faultline: batch {step} is not dumped: {error}", flush=True)
+        if diagnose_every is not None and step % diagnose_every == 0:
+            diagnose(batch, step)
         return theirs(batch, *arguments, **named)
 
-    helper.compute_rollout_correction_and_add_to_batch = dumping
+    helper.compute_rollout_correction_and_add_to_batch = observing
+
+
+def _check(data: DataProto) -> None:
+    for name, remedy in NEEDED.items():
+        if name not in data.batch.keys():  # noqa: SIM118  iterating a TensorDict gives its rows
+            raise UserError(f"verl's batch has no {name}: {remedy}")
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:
@@ -95,11 +118,16 @@ def _numpy(tensor: Tensor) -> np.ndarray:
 
 
 def _install_from_environment() -> None:
-    every = os.environ.get("FAULTLINE_DUMP_EVERY", "1")
-    if not every.isdigit() or every == "0":
-        raise UserError(f"FAULTLINE_DUMP_EVERY={every}: give a whole number of at least 1")
-    install(os.environ["FAULTLINE_DUMP"], int(every))
+    diagnose_every = _interval("FAULTLINE_DIAGNOSE_EVERY") if "FAULTLINE_DIAGNOSE_EVERY" in os.environ else None
+    install(os.environ.get("FAULTLINE_DUMP"), _interval("FAULTLINE_DUMP_EVERY"), diagnose_every)
 
 
-if "FAULTLINE_DUMP" in os.environ:  # verl imports this module for VERL_USE_EXTERNAL_MODULES
+def _interval(name: str) -> int:
+    text = os.environ.get(name, "1")
+    if not text.isdigit() or text == "0":
+        raise UserError(f"{name}={text}: give a whole number of at least 1")
+    return int(text)
+
+
+if os.environ.keys() & {"FAULTLINE_DUMP", "FAULTLINE_DIAGNOSE_EVERY"}:  # verl imports this module for VERL_USE_EXTERNAL_MODULES
     _install_from_environment()

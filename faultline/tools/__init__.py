@@ -1,1 +1,1 @@
-"""The tools behind the command line: replay, gradient, import-config and doctor. None is imported before its command runs."""
+"""The tools behind the command line: replay, gradient, import-config and doctor. A tool is imported when its command runs."""

@@ -1,4 +1,4 @@
-"""`faultline doctor`: the formats of rollouts on this machine; with --parity, how far actor and engines differ."""
+"""`faultline doctor`: the rollout formats that this machine can compute; with --parity, how far actor and engines differ."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def doctor(parity: bool) -> None:
-    """Print versions, device and formats. Raises UserError if a pair of engines differs more than is normal."""
+    """Print versions, device and rollout formats. parity: whether to compare the engines too.
+
+    Raises UserError if a pair of engines differs more than is normal.
+    """
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {platform.machine()}"
     print(", ".join([device, *map(_versioned, ("torch", "transformers", "deepspeed"))]))
     print(f"CUDA {torch.version.cuda or 'none, by the build of torch'}; driver {driver() or 'none loaded'}")
@@ -38,7 +41,7 @@ def doctor(parity: bool) -> None:
 
 
 def driver(path: Path = DRIVER) -> str | None:
-    """Version of the loaded NVIDIA driver; None without a driver."""
+    """Version of the loaded NVIDIA driver; None if there is none."""
     if not path.is_file():
         return None
     match = re.search(r"\b\d{3,}(\.\d+)+", path.read_text())

@@ -10,7 +10,10 @@ from harness.memory import MOMENTS, memory, shape_of, sizes_of
 
 
 def show_memory(overrides: Sequence[str], ranks: int) -> None:
-    """Print a run's parts of GPU memory at each moment, then host and disk. Raises UserError on configs it cannot compute."""
+    """Print the parts of a run's GPU memory at each moment, then host memory and disk space.
+
+    Raises UserError on a config whose memory cannot be computed.
+    """
     config = parse(compose(*overrides))
     computed, sizes = memory(config, ranks), sizes_of(shape_of(config))
     rows = [(part.name, part.equation, [part.at.get(moment, 0) for moment in MOMENTS]) for part in computed.gpu]

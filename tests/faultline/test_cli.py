@@ -101,7 +101,7 @@ def test_a_real_bash_completes_commands_options_and_choices(tmp_path, capsys):
         ask = f"source ./script; {ask}; printf '%s\\n' ${{COMPREPLY[@]}}"
         return subprocess.run(["bash", "-c", ask], cwd=tmp_path, capture_output=True, text=True, check=True).stdout.split()
 
-    assert proposed("faultline", "wa") == ["watch"] and set(proposed("faultline", "s")) == {"sweep", "search"}
+    assert proposed("faultline", "wa") == ["watch"] and set(proposed("faultline", "s")) == {"sweep", "search", "score"}
     assert proposed("faultline", "watch", "--t") == ["--tui"]
     assert proposed("faultline", "report", "x", "--deployed", "tr") == ["trainer"]
     assert "sweeps.yaml" in proposed("faultline", "search", "sw")

@@ -15,7 +15,7 @@ from faultline.tools.gradient.command import gradient_command
 from faultline.tools.gradient.enumerable import _scores, exact_table
 from faultline.tools.gradient.estimate import Grams
 from faultline.tools.gradient.methods import EXACT, Method, coefficients, load_loss, methods
-from faultline.tools.gradient.page import answer, present_paired, shown
+from faultline.tools.gradient.page import RING, answer, draw, present_paired, shown, together
 from faultline.tools.gradient.paired import Paired
 from harness.config import PluginConfig
 from harness.errors import UserError
@@ -50,6 +50,35 @@ def test_a_mask_is_more_biased_than_a_truncation_at_the_same_bound(exact):
     """Statement 6 in numbers: masking gives P_π(keep)·E_π[f | keep], so it loses what it rejects."""
     bias = exact.dropna(subset="family").pivot(index="bound", columns="family", values="bias").loc[[1.2, 1.5, 2.0]]
     assert (bias["mask-sequence"] > bias["truncate-sequence"]).all()
+
+
+def test_methods_in_one_place_share_a_number_and_the_closest_has_the_ring():
+    """The bias of `none` differs by a thousandth of the figure's width between two losses, less than a digit's. The exact weight
+    has the lowest rmse, and is no method to choose."""
+    table = pd.DataFrame(
+        {
+            "method": ["pg none", "ppo none", "pg icepop", EXACT],
+            "bias": [1.0, 1.001, 0.5, 0.0],
+            "sd": [1.0, 1.0, 2.0, 3.0],
+            "rmse": [1.2, 1.2, 0.9, 0.8],
+            "family": None,
+            "bound": np.nan,
+        }
+    )
+    assert [list(group.method) for group in together(table)] == [[EXACT], ["pg icepop"], ["pg none", "ppo none"]]
+    figure = draw(table)
+    (axis,) = figure.axes
+    digits = {line.get_marker(): line.get_label() for line in axis.lines if line.get_marker() != "o"}
+    assert digits == {"$1$": EXACT, "$2$": "pg icepop", "$3$": "pg, ppo none"}
+    assert [line.get_xydata().tolist() for line in axis.lines if line.get_markeredgecolor() == RING] == [[[0.5, 2.0]]]
+
+
+def test_bounds_beside_their_points_cover_nothing(exact):
+    """Texts of the drawn figure, pair by pair; there is room for some of the 24, and not for all."""
+    figure = draw(exact)
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+    assert 8 < len(boxes) < 24
+    assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[i + 1 :])
 
 
 def test_without_mismatch_every_method_is_the_truth():

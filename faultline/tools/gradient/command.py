@@ -1,4 +1,4 @@
-"""The command `faultline gradient`: checks of its arguments, its output files and the notes in them."""
+"""The command `faultline gradient`: the checks of its arguments, its output files and the notes in them."""
 
 from __future__ import annotations
 
@@ -30,11 +30,16 @@ def gradient_command(
 ) -> Path:
     """Print and write the comparison of gradients. Returns the path of the page, or of the table if `paired`.
 
-    checkpoint: a run folder, or one checkpoint of it; None with `enumerable`, which compares an enumerable policy with one whose
-    logits differ by `noise`. losses: by default the run's own, or pg. prompts: number per batch, each with the run's group size.
-    batches: number of frozen batches. reference: number of fresh batches for the true gradient, 64 unless given. paired: draw no
-    fresh batches, and compare with no correction (`Paired`). layers: number of upper blocks (`GradientPolicy`). out: folder of
-    the files. trust: see `find`.
+    checkpoint: a run folder, or one of its checkpoints; None with `enumerable`.
+    losses: by default the run's own, or pg.
+    enumerable: compare an enumerable policy with one whose logits differ by `noise`.
+    prompts: number per batch, each with the run's group size.
+    batches: number of frozen batches.
+    reference: number of fresh batches for the true gradient, 64 unless given.
+    paired: draw no fresh batches, and compare with no correction (`Paired`).
+    layers: number of upper blocks (`GradientPolicy`).
+    out: folder of the files.
+    trust: see `harness.run.restore.find`.
     """
     if enumerable == (checkpoint is not None):
         raise UserError("give either a checkpoint or --enumerable")

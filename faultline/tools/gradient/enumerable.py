@@ -1,7 +1,7 @@
 """Exact bias and variance of each gradient estimator: all responses of a tiny policy are listed, so an expectation is a sum.
 
-One response y ~ μ gives the estimate f(y) = Σ_t c_t(y)·∇log π(y_t); the truth is g = −∇E_π[R]. bias = |E_μ f − g|, variance =
-E_μ|f|² − |E_μ f|², both over |g| or |g|²; the root mean squared error is that of the mean over `responses` of them.
+One response y ~ μ gives the estimate f(y) = Σ_t c_t(y)·∇log π(y_t). The truth is g = −∇E_π[R]. bias = |E_μ f − g|/|g|, and
+variance = (E_μ|f|² − |E_μ f|²)/|g|². The root mean squared error is that of the mean over `responses` estimates.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def exact_table(
     """Table with a row per method: cosine and norm ratio of E_μ f to g, bias, sd of one response, rmse of `responses`, family,
     bound.
 
-    noise: standard deviation of the noise that is added to the logits of π to give those of μ. Methods must reduce by token_sum.
+    noise: standard deviation of the noise that is added to the logits of π to give those of μ. Methods must reduce by
+    token_sum.
     """
     for method in methods:
         _refuse_coupled(method)
@@ -62,7 +63,7 @@ def exact_table(
 
 
 def _refuse_coupled(method: Method) -> None:
-    """Raise UserError for a method that reads the whole batch: the exact sum takes each response by itself."""
+    """Raise UserError for a method that reads the whole batch, because the exact sum takes each response by itself."""
     correction, loss = method.objective.correction, method.objective.loss
     plugins = [name for name, filter_ in correction.reject.items() if not isinstance(filter_, Reject)]
     coupled = correction.normalize == "batch" or correction.weight.level == "group" or plugins
@@ -74,7 +75,9 @@ def _refuse_coupled(method: Method) -> None:
 
 
 def _scores(space: EnumerablePolicy, logits: Tensor) -> Tensor:
-    """Gradient of log π of each token by the logits, [N, T, parameters]: one-hot of the token minus π, at the token's state."""
+    """Gradient of log π of each token with respect to the logits, [N, T, parameters]: one-hot of the token minus π, at its
+    state.
+    """
     n, t = space.tokens.shape
     one_hot = torch.nn.functional.one_hot(space.tokens, logits.shape[1]).double()
     there = torch.nn.functional.one_hot(space.state, len(logits)).double()

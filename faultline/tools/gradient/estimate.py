@@ -1,7 +1,7 @@
 """Cosine, norm ratio, bias and variance of a gradient that is known only through samples, with bootstrap intervals.
 
-g_1 … g_K are a method's gradients of K independent batches of the same prompts, r_1 … r_J the reference's. Products of two means
-are averaged over pairs of different batches, so that noise is not taken for length: E[g_k·g_l] = |E g|² for k ≠ l.
+g_1 … g_K are a method's gradients of K independent batches of the same prompts, r_1 … r_J those of the reference. Products of
+two means are averaged over pairs of different batches, because E[g_k·g_l] = |E g|² only for k ≠ l.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ RESAMPLES, TAIL = 1000, 0.025
 
 
 class Grams:
-    """Inner products of the gradients [K, parameters] and the reference [J, parameters], fp64: every statistic needs no more."""
+    """Inner products of the gradients [K, parameters] and the reference [J, parameters] in fp64, from which all statistics
+    follow.
+    """
 
     def __init__(self, gradients: Tensor, reference: Tensor):
         g, r = gradients.double(), reference.double()
         self.gg, self.gr, self.rr = (part.numpy() for part in (g @ g.T, g @ r.T, r @ r.T))
 
     def statistics(self, times: np.ndarray, reference_times: np.ndarray) -> dict[str, np.ndarray]:
-        """Compute cosine, norm ratio, bias, sd and rmse, each [resamples]. Resample i holds batch k times[i, k] times.
+        """Return cosine, norm ratio, bias, sd and rmse by name, each [resamples]. Resample i holds batch k times[i, k] times.
 
         bias and sd are divided by |E r|. sd is for one batch, and rmse² = bias² + sd². A squared length that noise makes
-        negative counts as 0; a ratio to such a reference is NaN.
+        negative counts as 0; a ratio to a reference of such a length is NaN.
         """
         gg, rr = pairs(self.gg, times), pairs(self.rr, reference_times)
         gr = ((times @ self.gr) * reference_times).sum(1) / (times.sum(1) * reference_times.sum(1))
@@ -39,7 +41,9 @@ class Grams:
         }
 
     def summary(self) -> dict[str, float]:
-        """Statistics of the data (`statistics`), and their bootstrap intervals over resamples of the batches (`interval`)."""
+        """Return the statistics of the data (`statistics`), and their bootstrap intervals over resamples of the batches
+        (`interval`).
+        """
         counts = self.gr.shape
         out = {name: float(value[0]) for name, value in self.statistics(*(np.ones((1, n)) for n in counts)).items()}
         for name, values in self.statistics(*draws(counts)).items():
@@ -48,15 +52,18 @@ class Grams:
 
 
 def draws(counts: tuple[int, ...]) -> list[np.ndarray]:
-    """Bootstrap counts: how often each resample holds each batch, [RESAMPLES, count] for each count; equal at every call."""
+    """Bootstrap counts: how often each resample holds each batch, [RESAMPLES, count] for each count.
+
+    Every call gives equal draws.
+    """
     rng = np.random.default_rng(0)
     return [rng.multinomial(n, np.full(n, 1 / n), size=RESAMPLES).astype(np.float64) for n in counts]
 
 
 def interval(name: str, values: np.ndarray) -> dict[str, float]:
-    """Bootstrap interval of a statistic as `<name> low` and `<name> high`: the 2.5 % and 97.5 % quantiles over resamples.
+    """Bootstrap interval of a statistic as `<name> low` and `<name> high`: its 2.5 % and 97.5 % quantiles over resamples.
 
-    Both are NaN if more than 2.5 % of the values are NaN. With two or three batches a resample often holds only one of them.
+    Both are NaN if more than 2.5 % of the values are NaN. With two or three batches a resample often holds only one batch.
     """
     known = values[~np.isnan(values)]
     enough = len(known) >= (1 - TAIL) * RESAMPLES
@@ -70,15 +77,16 @@ def interval(name: str, values: np.ndarray) -> dict[str, float]:
 
 
 def drowned(reference: Tensor) -> bool:
-    """Whether the reference is lost in noise: its squared length, estimated from its batches [J, parameters], is not above 0."""
+    """Whether the reference is lost in noise: its squared length, estimated from its batches [J, parameters], is 0 or below."""
     r = reference.double()
     return bool(pairs((r @ r.T).numpy(), np.ones((1, len(r))))[0] <= 0)
 
 
 def pairs(gram: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Mean of gram[k, l] over pairs of batches k ≠ l, weighted by how often a resample holds both.
+    """Mean of gram[k, l] over pairs of batches k ≠ l, weighted by how often a resample holds both; [resamples].
 
-    Copies of one batch make no pair, so a resample of one batch alone gives NaN."""
+    Copies of one batch make no pair, so a resample that holds only one batch gives NaN.
+    """
     total = ((times @ gram) * times).sum(1) - times**2 @ np.diagonal(gram)
     pairs = times.sum(1) ** 2 - (times**2).sum(1)
     return total / np.where(pairs > 0, pairs, np.nan)

@@ -37,7 +37,10 @@ BOUNDS = (1.01, 1.05, 1.2, 1.5, 2.0, 4.0)
 
 
 class Method(NamedTuple):
-    """A gradient estimator. family, bound: its family of thresholds and its bound C; None for a named correction."""
+    """A gradient estimator: an objective with its name.
+
+    family, bound: family of thresholds and bound C; None for a named correction.
+    """
 
     name: str
     objective: Objective
@@ -55,8 +58,8 @@ def methods(
 ) -> list[Method]:
     """List the estimators: the exact sequence weight, every loss with every correction, and pg at each bound of `along`.
 
-    own: the loss of a run with its parameters; other losses have the parameters of their config files.
-    Raises UserError on a loss and a correction that count a ratio twice, and on an unknown name.
+    own: the loss of a run with its parameters. Other losses have the parameters of their config files. Raises UserError on a
+    loss and a correction that count a ratio twice, and on an unknown name.
     """
     exact = Correction(weight=Weight("sequence", "truncate", upper=float("inf")))
     pg = load_loss("pg")
@@ -79,7 +82,8 @@ def methods(
 
 
 def load_loss(name: str, own: PluginConfig | None = None) -> functools.partial:
-    """Build the loss `name`, with the parameters of the run's `own` loss if it is that one, else of its config file.
+    """Build the loss `name`, with the parameters of the run's loss `own` if that has this name, else with those of its config
+    file.
 
     Raises UserError on an unknown name.
     """
@@ -93,7 +97,7 @@ def load_loss(name: str, own: PluginConfig | None = None) -> functools.partial:
 
 
 def coefficients(objective: Objective, batch: Batch) -> Tensor:
-    """Coefficients c [B, T] such that the gradient of the objective is Σ c_it·∇log π_θ(token it), at π_θ = π_old, fp64.
+    """Coefficients c [B, T] in fp64 such that the gradient of the objective at π_θ = π_old is Σ c_it·∇log π_θ(token it).
 
     Every loss depends on the policy only through log π_θ of the tokens, so c is the whole effect of a method on a batch.
     """

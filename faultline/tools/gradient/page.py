@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.text import Text
+from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
 
+from analysis.colours import readable
 from analysis.figures.style import legend_below, series, short, subplots
 from analysis.frames import csv, show
-from analysis.marks import CONTROL, MARKERS
+from analysis.marks import CONTROL, HUES
 from analysis.page import Section, page
 from faultline.tools.gradient.methods import EXACT
 from harness.files import output_folder, write_file
 
-FILLS = ("none", "full", "left")
-"""Fill styles of markers. The next one is used when all markers of one style stand for a method."""
+NEAR = (0.015, 0.03)
+"""Shares of the width and height of the figure's data within which two points count as one."""
+SIDES = (((3, 3), "left", "bottom"), ((-3, 3), "right", "bottom"), ((3, -3), "left", "top"), ((-3, -3), "right", "top"))
+"""Places of a text beside its point: offset in typographic points, horizontal and vertical alignment."""
+RING = HUES["nvfp4_w4a4"]
+"""Colour of the ring around the method closest to the true gradient."""
 GAP = 2.0
-"""Free pixels around each text of the figure, because a browser's font may be wider."""
+"""Free pixels around each text of the figure. A browser's font may be wider than the one measured."""
+RADIUS = 9.0
+"""Radius of a point of the figure, in pixels."""
 SHOWN = ("cosine", "norm ratio", "bias", "sd", "rmse")
 
 
 def answer(table: pd.DataFrame) -> list[str]:
-    """Sentences on the comparison: the method closest to the true gradient, the least biased one, and its cost in variance."""
+    """Return sentences on the comparison: the method closest to the true gradient, the least biased one, and its cost in
+    variance.
+    """
     named = table[table.family.isna() & (table.method != EXACT)]
     plain = named[named.method.str.endswith(" none")]
-    best, least = (named.iloc[int(np.nanargmin(column))] for column in (named.rmse, named.bias))
+    best, least = _closest(table), named.iloc[int(np.nanargmin(named.bias))]
     sentences = [
         f"Closest in mean squared error: {best.method} (bias {best.bias:.3g}, sd {best.sd:.3g}, rmse {best.rmse:.3g}).",
         f"Least biased: {least.method} (bias {least.bias:.3g}, sd {least.sd:.3g}).",
@@ -48,8 +57,14 @@ def answer(table: pd.DataFrame) -> list[str]:
     return sentences
 
 
+def _closest(table: pd.DataFrame) -> pd.Series:
+    """Return the row of the method with the smallest rmse. Methods of a family and the exact one are left out."""
+    named = table[table.family.isna() & (table.method != EXACT)]
+    return named.iloc[int(np.nanargmin(named.rmse))]
+
+
 def shown(table: pd.DataFrame) -> pd.DataFrame:
-    """Format the table of gradients: numbers, with their intervals in brackets where there are any."""
+    """Format the table of gradients: numbers, with their intervals in brackets if they have any."""
     return pd.DataFrame(
         [{"method": row["method"], **{name: _spread(row, name, ".3f") for name in SHOWN}} for row in table.to_dict("records")]
     )
@@ -66,7 +81,7 @@ def present(table: pd.DataFrame, title: str, note: str, out: Path) -> Path:
 
 
 def present_paired(table: pd.DataFrame, title: str, note: str, out: Path) -> Path:
-    """Print every method against no correction, the second row, and write paired.csv into `out`. Returns its path."""
+    """Print every method against no correction, the second row, and write paired.csv into `out`. Returns the path of the file."""
     rows = [
         {
             "method": row["method"],
@@ -90,39 +105,74 @@ def _spread(row: dict[str, Any], name: str, form: str) -> str:
 
 def _page(table: pd.DataFrame, title: str, note: str) -> str:
     caption = (
-        "Bias and standard deviation, relative to the length of the true gradient; lower left is better. A line joins the "
-        f"bounds C of a family, whose values stand beside its points where there is room. {note}"
+        "Bias and standard deviation, relative to the length of the true gradient; lower left is better. A number is a method, "
+        "or several in one place, by ascending rmse. The ring marks the closest method. A line joins the bounds C of a family, "
+        f"whose values stand beside its points where there is room. {note}"
     )
     methods = Section("Methods", table=shown(table), wrapped=False)
-    return page(title, answer(table), [Section("Bias and standard deviation", caption, figure=_figure(table)), methods])
+    return page(title, answer(table), [Section("Bias and standard deviation", caption, figure=draw(table)), methods])
 
 
-def _figure(table: pd.DataFrame) -> Figure:
+def draw(table: pd.DataFrame) -> Figure:
+    """Draw bias against standard deviation: a number for each method, and a line for each family of bounds."""
     figure, ((axis,),) = subplots(1, 1, 6.0)
-    values = []
+    values: list[Annotation] = []
     for i, (family, part) in enumerate(table.dropna(subset="family").groupby("family", sort=False)):
         axis.plot(part.bias, part.sd, **series(i), marker=".", linewidth=1.2, label=family)
-        look = {"fontsize": 7, "color": series(i)["color"], "xytext": (3, 3), "textcoords": "offset points"}
-        values += [axis.annotate(f"{c:g}", (x, y), **look) for c, x, y in part[["bound", "bias", "sd"]].to_numpy(float)]
-    named = table[table.family.isna()]
-    for i, (method, x, y) in enumerate(zip(named.method, named.bias, named.sd, strict=True)):
-        fill = FILLS[i // len(MARKERS) % len(FILLS)]
-        axis.plot(x, y, linestyle="", marker=MARKERS[i % len(MARKERS)], fillstyle=fill, color=CONTROL, label=short(method))
+        look = {"fontsize": 7, "color": readable(series(i)["color"]), "textcoords": "offset points"}
+        values += [axis.annotate(f"{c:g}", (x, y), (0, 0), **look) for c, x, y in part[["bound", "bias", "sd"]].to_numpy(float)]
+    places, closest = together(table), _closest(table)
+    for number, mine in enumerate(places, 1):
+        x, y = mine[["bias", "sd"]].mean()
+        best = closest.name in mine.index
+        axis.plot(x, y, "o", markersize=15, color="white", markeredgecolor=RING if best else "white", markeredgewidth=2)
+        name = short(_called(mine.method), 44)
+        axis.plot(x, y, marker=f"${number}$", markersize=8, markeredgewidth=0.3, linestyle="", color=CONTROL, label=name)
     axis.set_xlabel("bias")
     axis.set_ylabel("standard deviation")
     axis.grid(alpha=0.25)
     legend_below(figure, [axis])
-    _thin_out(figure, values)
+    points = np.array([mine[["bias", "sd"]].mean() for mine in places])
+    _spread_out(figure, values, axis.transData.transform(points))
     return figure
 
 
-def _thin_out(figure: Figure, texts: Sequence[Text]) -> None:
-    """Remove each text that would overlap an earlier one."""
+def together(table: pd.DataFrame) -> list[pd.DataFrame]:
+    """Return the methods that belong to no family, by ascending rmse, in groups whose points nearly coincide."""
+    extent = table[["bias", "sd"]].max() - table[["bias", "sd"]].min()
+    named = table[table.family.isna()].sort_values("rmse", kind="stable")
+    groups: list[list[int]] = []
+    for at in named.index:
+        apart = [(table.loc[at, ["bias", "sd"]] - table.loc[group[0], ["bias", "sd"]]) / extent / NEAR for group in groups]
+        near = next((group for group, by in zip(groups, apart, strict=True) if np.hypot(*by) < 1), None)
+        if near is None:
+            groups.append(near := [])
+        near.append(at)
+    return [table.loc[group] for group in groups]
+
+
+def _called(methods: Iterable[str]) -> str:
+    """Join the names of methods, with the losses that share a correction before its name: `pg, ppo icepop`."""
+    losses: dict[str, dict[str, None]] = {}
+    for method in methods:
+        loss, _, correction = method.partition(" ")
+        losses.setdefault(correction, {})[loss] = None
+    return "; ".join(f"{', '.join(names)} {correction}" for correction, names in losses.items())
+
+
+def _spread_out(figure: Figure, texts: Sequence[Annotation], points: np.ndarray) -> None:
+    """Put each text to a side of its point where it covers neither another text nor one of `points` [n, 2], in pixels.
+
+    A text without such a side is removed.
+    """
     figure.draw_without_rendering()
-    kept: list[Bbox] = []
+    kept = [Bbox.from_bounds(x, y, 0, 0).padded(RADIUS) for x, y in points]
     for text in texts:
-        box = text.get_window_extent().padded(GAP)
-        if any(box.overlaps(other) for other in kept):
-            text.remove()
+        for place, across, up in SIDES:
+            text.set(position=place, ha=across, va=up)
+            box = text.get_window_extent().padded(GAP)
+            if not any(box.overlaps(other) for other in kept):
+                kept.append(box)
+                break
         else:
-            kept.append(box)
+            text.remove()

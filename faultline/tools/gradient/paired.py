@@ -1,8 +1,9 @@
-"""Compare gradient methods with no correction on the same batches: the variance they cost, and the batch size where they pay.
+"""Compare gradient methods with no correction on the same batches: their cost in variance, and the batch size from which they
+pay.
 
 The shared batches cancel much of the noise. No samples of the true gradient are drawn. The exact sequence weight w = Π π_θ/μ
 replaces it: E_μ[w·f] = E_π[f] for an f of one response, with the baseline, the scale and the number of tokens of μ's samples.
-A mean over heavy weights is known to few digits.
+With heavy weights, a mean is known to few digits.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from torch import Tensor
 from faultline.tools.gradient.estimate import draws, interval, pairs
 
 EQUAL = 1e-6
-"""Differences of squares below this share of sd²(none) are rounding: equal gradients may come from different sums."""
+"""Share of sd²(none) below which a difference of squares counts as rounding. Equal gradients may come from different sums."""
 
 
 class Paired:
-    """Inner products of three sets of gradients [K, parameters]: a method's, no correction's and the exact sequence weight's.
+    """Inner products of the gradients [K, parameters] of a method, of no correction and of the exact sequence weight.
 
-    All are taken on the same K batches of `responses` each."""
+    All are taken on the same K batches of `responses` each.
+    """
 
     def __init__(self, gradients: Tensor, none: Tensor, exact: Tensor, responses: int):
         self.responses = responses
@@ -28,12 +30,12 @@ class Paired:
         )
 
     def statistics(self, times: np.ndarray) -> dict[str, np.ndarray]:
-        """Compute sd ratio, bias and pays from, each [resamples]. Resample i holds batch k times[i, k] times.
+        """Return sd ratio, bias and pays from by name, each [resamples]. Resample i holds batch k times[i, k] times.
 
         sd ratio: sd(method)/sd(none). bias: |E method − E exact|/sd(none), with the sd of one batch. pays from: the number of
-        responses n beyond which bias² + sd²·responses/n is below that of no correction,
-        n = responses·(sd²(method) − sd²(none)) / (bias²(none) − bias²(method)). 0: in every batch. Infinite: the method's bias
-        is larger; with a smaller sd it is then below in batches of up to n. NaN: the two are equal.
+        responses n beyond which bias² + sd²·responses/n is below that of no correction, n = responses·(sd²(method) −
+        sd²(none)) / (bias²(none) − bias²(method)). It is 0 if the method pays in every batch. It is infinite if the method's
+        bias is larger; with a smaller sd, the method then pays in batches of up to n. It is NaN if the two are equal.
         """
         of_none = _variance(self.none, times)
         bias = pairs(self.off, times)
@@ -47,7 +49,9 @@ class Paired:
             }
 
     def summary(self) -> dict[str, float]:
-        """Statistics of the data, and their bootstrap intervals as `<name> low` and `<name> high` (`estimate.interval`)."""
+        """Return the statistics of the data, and their bootstrap intervals as `<name> low` and `<name> high`
+        (`estimate.interval`).
+        """
         count = len(self.own)
         out = {name: float(value[0]) for name, value in self.statistics(np.ones((1, count))).items()}
         for name, values in self.statistics(*draws((count,))).items():

@@ -16,7 +16,7 @@ from harness.train.routing.hooks import RoutingHooks
 
 
 class Below(NamedTuple):
-    """Results of the lower blocks and the head that are computed once per batch and shared by all gradients of the upper blocks.
+    """Results of the lower blocks and the head, computed once per batch and shared by all gradients of the upper blocks.
 
     args, kwargs: inputs of the lowest upper block. score: [B, T', H], d_t = ∂ log π(y_t)/∂h_t of the last hidden state.
     """
@@ -27,18 +27,21 @@ class Below(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Responses in the form that `GradientPolicy` reads. below: None if the gradient is taken for all parameters."""
+    """Responses in the form that `GradientPolicy` reads.
+
+    below: results of the blocks without a gradient, None if the gradient is taken for all parameters.
+    """
 
     layout: Layout
     below: Below | None
 
 
 class GradientPolicy:
-    """Policy π_θ in fp32, and the gradient ∇ Σ c_t·log π_θ(y_t) for its parameters.
+    """Policy π_θ in fp32, and its gradient ∇ Σ c_t·log π_θ(y_t) with respect to its parameters.
 
     layers: take only the parameters of the last `layers` blocks and of the norm after them; None: all. A log-probability
-    depends only on its last hidden state h_t, so ∇ Σ c_t·log π(y_t) = Σ (∂h_t/∂θ)ᵀ·c_t·d_t. Head and lower blocks are
-    therefore computed once per batch.
+    depends only on its last hidden state h_t, so ∇ Σ c_t·log π(y_t) = Σ (∂h_t/∂θ)ᵀ·c_t·d_t with d_t = ∂ log π(y_t)/∂h_t. Head
+    and lower blocks are therefore computed once per batch.
     """
 
     def __init__(self, net: PreTrainedModel, temperature: float, layers: int | None = None):
@@ -61,7 +64,10 @@ class GradientPolicy:
             own[name].copy_(weight)
 
     def rows(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None) -> Rows:
-        """Bring responses [B, T] to prompts [B, P] into the form that `gradient` reads. replay: engine record for π_θ."""
+        """Convert responses [B, T] to prompts [B, P] to the form that `gradient` reads.
+
+        replay: records of the engine for π_θ to replay.
+        """
         layout = Layout.of(prompts, tokens, replay)
         return Rows(layout, self._below(layout) if self.blocks else None)
 

@@ -28,7 +28,7 @@ from harness.train.parts import Parts
 
 
 class Drawn(NamedTuple):
-    """One sampled batch. rows: input of the network. replay: the engine's record to replay. batch: input of the methods."""
+    """One sampled batch. rows: input of the network. replay: records of the engine to replay. batch: input of the methods."""
 
     rows: Rows
     replay: Recorded | None
@@ -36,7 +36,11 @@ class Drawn(NamedTuple):
 
 
 class SampledGradients:
-    """Gradients in fp32 of the actor's policy. prompts: number of training prompts per batch. layers: see `GradientPolicy`."""
+    """Gradients in fp32 of the actor's policy at a checkpoint.
+
+    prompts: number of training prompts per batch. seed: of prompts and samples. layers: see `GradientPolicy`. Raises UserError
+    on a run without the trainer's own policy as a sampler, and on a task with an environment.
+    """
 
     def __init__(self, parts: Parts, prompts: int, seed: int, layers: int | None = None):
         self.sampler, self.scorer, self.assemble = parts.sampler, parts.scorer, parts.assemble
@@ -61,7 +65,8 @@ class SampledGradients:
         """Table with a row per method: `Grams.summary`, family and bound. Methods with equal coefficients are computed once.
 
         batches: number of frozen batches from the rollout engine. reference: number of batches of the trainer's own policy,
-        whose policy gradient is the truth. Prints its progress every few seconds.
+        whose policy gradient is the truth. Progress is printed every few seconds. Raises UserError if noise hides the
+        reference.
         """
         progress = Progress(reference + batches * len(methods))
         c = self.config
@@ -126,8 +131,8 @@ class SampledGradients:
     def _draw(self, engine: RolloutEngine, purpose: str, number: int) -> Drawn:
         """Draw a batch with the run's number of samples per prompt, kept in host memory.
 
-        Advantages follow the rules of the run, reward penalties included. π_old replays the same engine records as in the run,
-        experts and support. With one set of weights, r2 has nothing to replay.
+        Advantages follow the rules of the run, reward penalties included. π_old replays the experts and the support of the
+        engine as in the run. r2 has nothing to replay, because there is only one set of weights.
         """
         sampler, scorer = self.sampler, self.scorer
         prompts = self.prompts.repeat_interleave(self.config.rollout.group_size, dim=0)
@@ -144,6 +149,6 @@ class SampledGradients:
 
 
 def _on_policy(batch: Batch) -> Batch:
-    """Copy of a batch in which the trainer's own policy counts as the sampler, with the log-probabilities that it reports."""
+    """Return a copy of a batch in which the trainer's own policy counts as the sampler: log μ is log π_old."""
     assert batch.logp_old is not None
     return batch._replace(logp_rollout=batch.logp_old)

@@ -1,4 +1,6 @@
-"""`faultline import-config FILE`: a verl, SkyRL or TRL config or recipe as an experiment file of this project, without torch."""
+"""`faultline import-config FILE`: translate a verl, SkyRL or TRL config or recipe to an experiment file of this project,
+without torch.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,10 @@ from harness.files import output_folder, write_file
 from harness.yaml_file import read_yaml
 
 FORMATS: dict[str, Any] = {"SkyRL": skyrl, "verl": verl, "TRL": trl}
-"""Name of a program → module that imports its configs; the first that recognises the keys is taken.
+"""Name of a program -> module that imports its configs. The first module that recognises the keys is taken.
 
-Each module has `recognises(keys)`, `shorten(key)` and `translate(source, translation)`. Its `POLICY` has the keys of the model
-and its data; its `CORRECTION` is a pattern of the keys that belong to a correction.
-"""
+Each module has `recognises(keys)`, `shorten(key)` and `translate(source, translation)`. `POLICY` of a module has the keys of
+the model and its data. `CORRECTION` is a pattern of the keys that belong to a correction."""
 YAML = (".yaml", ".yml", ".json")
 """File suffixes of configs. Any other file is read as a shell recipe or as a list of overrides."""
 
@@ -30,8 +31,9 @@ def import_config(path: Path, *, ready: bool = False) -> str:
     """Translate the config or recipe at `path` to the text of an equivalent experiment file.
 
     path: YAML or JSON with nested or dotted keys, a YAML list of Hydra's overrides, or a shell script, which is not executed.
-    ready: include the model, the task and a sweep of its own. Raises UserError if the file cannot be read or its format is
-    unknown. It does so too if a value does not fit its key, a correction's key is not translated, or a required model is missing.
+    ready: whether to include the model, the task and a name of the sweep. Raises UserError if the file cannot be read, its
+    format is unknown, or a value does not fit its key. A correction's key that is not translated, and a required model that is
+    missing, raise it too.
     """
     flat = flatten(_read(path))
     name = next((name for name, module in FORMATS.items() if module.recognises(flat)), None)
@@ -52,10 +54,11 @@ def import_config(path: Path, *, ready: bool = False) -> str:
 
 
 def launch(path: Path, folder: Path, overrides: Sequence[str] = ()) -> tuple[str, str]:
-    """Write the config at `path` as folder/experiment/NAME.yaml. Returns the command that runs it with `overrides`, and the text.
+    """Translate the config at `path` and write it as folder/experiment/NAME.yaml.
 
-    The file is written only after the whole config was composed and checked. Raises UserError as `import_config` does, and if
-    a key that a run needs is missing or the file exists already.
+    Returns (the command that runs it with `overrides`, the text of the file). The file is written only after the whole config
+    was composed and checked. Raises UserError like `import_config`, and if a key that a run needs is missing or the file
+    exists already.
     """
     from harness.compose import compose
     from harness.config import parse
@@ -76,7 +79,7 @@ def launch(path: Path, folder: Path, overrides: Sequence[str] = ()) -> tuple[str
 
 
 def experiment_name(path: Path) -> str:
-    """Name of the experiment made from a file: the file's name, with - for characters that an option's name may not have."""
+    """Name of the experiment made from a file: the file's name, with - for characters that the name of an option may not have."""
     return re.sub(r"[^\w-]+", "-", path.stem).strip("-") or "imported"
 
 

@@ -1,4 +1,4 @@
-"""Translate the keys of verl and SkyRL that operate a run (checkpoints, engine, logging) and cut its batch into passes."""
+"""Translate the keys of verl and SkyRL that operate a run (checkpoints, engine, logging) or divide its batch into passes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ def operate(source: Source, out: Translation, program: str, numbers: Mapping[str
 
 
 def engine(source: Source, out: Translation, name: str, parallel: str) -> None:
-    """Translate the rollout engine and its tensor parallelism. The latter is left, and so named, unless the engine is vLLM."""
+    """Translate the rollout engine, and with vLLM its tensor parallelism.
+
+    With other engines the latter is reported as not translated.
+    """
     out.choose("rollout/engine", source, name, {"vllm": "vllm"})
     if "rollout/engine" in out.options:
         out.set("rollout.engine.tensor_parallel", source.number(parallel))

@@ -1,4 +1,4 @@
-"""Shell recipes and lists of Hydra overrides as dotted keys. A script is parsed, never executed.
+"""Read shell recipes and lists of Hydra overrides as dotted keys. A script is parsed, never executed.
 
 The parser knows variables with defaults, arrays, integer arithmetic, quotes, line continuations, comments and here-documents.
 A value that only an execution would show stays as ${NAME}: outputs of commands, environment variables other than HOME, and
@@ -19,7 +19,7 @@ from harness.errors import UserError
 LARGEST_SCRIPT = 2**16
 """Maximum size of a script in bytes. The longest recipe of verl has a quarter of it."""
 LARGEST_VALUE = 2**16
-"""Maximum number of characters in a variable. Without it a script could double one a thousand times."""
+"""Maximum number of characters in a variable. Without this limit a script could double a variable a thousand times."""
 DEEPEST = 100
 """Maximum depth of nested branches and loops."""
 LONGEST_SUM = 200
@@ -45,16 +45,20 @@ OPERATIONS: dict[type, Callable[[int, int], int]] = {
 
 
 class Statement(NamedTuple):
-    """A simple shell command as written, in words. certain: whether it is outside every branch, loop, function and subshell."""
+    """A simple shell command as written, in words.
+
+    certain: whether it stands outside every branch, loop, function and subshell.
+    """
 
     words: list[str]
     certain: bool
 
 
 def read_script(path: Path, text: str) -> dict[str, Any]:
-    """Read key → value from the one command in a script that sets keys of a config, or from a list of overrides.
+    """Read key -> value from the one command in a script that sets keys of a config, or from a list of overrides.
 
-    Raises UserError if no command or several set keys, if an override is not a single value, and on text that bash refuses.
+    path: named in errors. Raises UserError if no command or several set keys, if an override is not a single value, and on
+    text that bash refuses.
     """
     script = _Script()
     try:
@@ -76,9 +80,9 @@ def read_script(path: Path, text: str) -> dict[str, Any]:
 
 
 def parse_overrides(path: Path, overrides: list[str]) -> dict[str, Any]:
-    """Read key → value from Hydra overrides. The last of equal keys wins, and ~key removes a key.
+    """Read key -> value from Hydra overrides. The last of equal keys wins, and ~key removes a key.
 
-    A value outside Hydra's grammar stays a text. Raises UserError on a sweep.
+    path: named in errors. A value outside Hydra's grammar stays a text. Raises UserError on a sweep.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -102,7 +106,8 @@ def parse_overrides(path: Path, overrides: list[str]) -> dict[str, Any]:
 class _Script:
     """State of a script while it is read: its variables, and its commands with overrides.
 
-    A command is (whether a program precedes the overrides, the overrides). A variable whose value is unknown is None.
+    A command is (whether a program precedes the overrides, the overrides). A variable whose value is unknown has the value
+    None.
     """
 
     def __init__(self) -> None:
@@ -217,7 +222,7 @@ class _Script:
         return (value or []) if array else (value or [""])[:1]
 
     def _sum(self, text: str) -> str:
-        """Compute an arithmetic expression, a whole number, and return it as text."""
+        """Compute an arithmetic expression on whole numbers, and return its value as text."""
         plain = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda match: (self.variables.get(match[1]) or ["unknown"])[0], text.strip())
         try:
             return str(_evaluate(ast.parse(plain, mode="eval").body)) if len(plain) <= LONGEST_SUM else "${sum}"
@@ -269,7 +274,7 @@ def _brackets(text: str, start: int) -> int:
 
 
 def _statements(text: str) -> Iterator[Statement]:
-    """Split a script into its simple commands, without keywords and the brackets of conditions."""
+    """Split a script into its simple commands, without keywords and without the brackets of conditions."""
     open_: list[str] = []  # what each branch, loop, function and subshell around the command ends with
     for words, joined in _commands(text):
         while words:

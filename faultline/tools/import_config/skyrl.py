@@ -1,4 +1,4 @@
-"""Import of SkyRL configs, from the version with use_tis to 0.3.0: trainer.algorithm with off_policy_correction."""
+"""Import of SkyRL configs, from the version with use_tis to version 0.3.0: trainer.algorithm with off_policy_correction."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from algos.corrections.spec import Weight
 from faultline.tools.import_config import operation
 from faultline.tools.import_config.translation import UNREACHED_OFFSET, PolicyKeys, Source, Translation, unusable
 
@@ -32,7 +33,7 @@ RENAMED = {
 
 
 def recognises(keys: Mapping[str, Any]) -> bool:
-    """Whether these dotted keys are those of a SkyRL config."""
+    """Whether these dotted keys belong to a SkyRL config."""
     return any(key.startswith(PREFIXES) or key in BARE for key in keys)
 
 
@@ -49,7 +50,10 @@ def translate(source: Source, out: Translation) -> None:
     _loss(source, out)
     _weight(source, out)
     _masks(source, out)
-    _uncorrected(source, out)
+    kind = source.take("policy_loss_type")
+    if kind in UNCORRECTED and (out.weight.level or out.reject):
+        out.weight, out.reject = Weight(), {}
+        out.notes.append(f"policy_loss_type={kind}: SkyRL applies no off_policy_correction to it")
     out.options["reduce"] = "token_mean"
     out.choose("reduce", source, "loss_reduction", REDUCTIONS)
     if out.options.get("loss") == "cross_entropy":
@@ -63,18 +67,12 @@ def translate(source: Source, out: Translation) -> None:
     if out.options.get("advantage") == "gae":
         _critic(source, out)
     _kl(source, out)
-    for theirs, ours in RENAMED.items():
-        out.set(ours, source.number(theirs))
+    out.rename(source, RENAMED)
     out.epochs(source, "trainer.epochs", "trainer.max_training_steps")
     out.sampling(source, "generator.sampling_params.top_p", "generator.sampling_params.top_k")
     _entropy_and_groups(source, out)
     operation.of_skyrl(source, out)
-    mini, prompts = source.number("trainer.policy_mini_batch_size"), out.values.get("rollout", {}).get("prompts")
-    if mini and prompts:
-        out.set("actor.num_minibatches", -(-int(prompts) // int(mini)))
-    elif mini:
-        missing = "actor.num_minibatches is trainer.train_batch_size over it, not set"
-        out.lost.append(f"trainer.policy_mini_batch_size={mini}: {missing}")
+    out.minibatches(source, "trainer.policy_mini_batch_size", "trainer.train_batch_size")
 
 
 def _loss(source: Source, out: Translation) -> None:
@@ -138,7 +136,9 @@ def _weight(source: Source, out: Translation) -> None:
 
 
 def _masks(source: Source, out: Translation) -> None:
-    """Translate SkyRL's token mask, outlier bounds and sequence mask: all on π_old/μ, divided by the original counts."""
+    """Translate SkyRL's token mask, outlier bounds and sequence mask, all of which read π_old/μ and keep the original
+    denominator.
+    """
     low, high = source.number("token_mask_is_threshold_low"), source.number("token_mask_is_threshold_high")
     if low is not None and high is not None:
         out.filter(f"token_mask_is_threshold {low} to {high}", "token", "token", "ratio", low, high)
@@ -160,14 +160,6 @@ def _masks(source: Source, out: Translation) -> None:
         unusable(f"{source.key('sequence_mask_metric')}={metric}", "accepted are geometric, product")
     if "token" in out.reject and (metric or out.weight.level == "sequence"):
         out.notes.append("SkyRL takes sequence ratios over the tokens that its token mask left, this over the response")
-
-
-def _uncorrected(source: Source, out: Translation) -> None:
-    """Drop the correction keys if SkyRL's loss does not read them."""
-    kind = source.take("policy_loss_type")
-    if kind in UNCORRECTED and (out.weight.level or out.reject):
-        out.weight, out.reject = type(out.weight)(), {}
-        out.notes.append(f"policy_loss_type={kind}: SkyRL applies no off_policy_correction to it")
 
 
 def _critic(source: Source, out: Translation) -> None:

@@ -14,12 +14,12 @@ from harness.errors import UserError, printable
 
 LIST_IN_TEXT = re.compile(r"""\[\s*['"]?([^'",\]]+?)['"]?\s*(?:,.*)?\]""", re.S)
 UNREACHED = 4.85e8
-"""e²⁰, the largest ratio that is ever computed: truncation at this bound has no effect."""
+"""Bound e²⁰, above every ratio that is computed, so that truncation at this bound has no effect."""
 UNREACHED_OFFSET = 4.86e8
-"""Offset from 1 that no ratio exceeds. It replaces ∞, which a config cannot hold."""
+"""Offset from 1 that no ratio exceeds. It replaces ∞, which a config cannot contain."""
 
 MOST_ROUNDS = 1000
-"""Largest rollout.filter.max_rounds; it replaces "no limit" of other programs."""
+"""Largest rollout.filter.max_rounds. It replaces "no limit" of other programs."""
 
 
 class Source:
@@ -43,7 +43,7 @@ class Source:
         return name in self._values
 
     def take(self, *names: str, default: Any = None) -> Any:
-        """Value of the first of `names` that is set, else `default`. All of the names count as taken.
+        """Return the value of the first of `names` that is set, else `default`. All of the names count as taken.
 
         Raises UserError on a list, and on an unresolved interpolation.
         """
@@ -65,7 +65,10 @@ class Source:
         return None if value is None else as_number(self.key(*names), value)
 
     def text(self, name: str) -> str | None:
-        """Take a value as text. Of a list of texts, which SkyRL and verl may write as one text, take the first."""
+        """Take a value as text; None if it is not set.
+
+        From a list of texts, which SkyRL and verl may write as one text, take the first.
+        """
         value = self._values.get(name, ("", None))[1]
         if isinstance(value, str) and (listed := LIST_IN_TEXT.fullmatch(value)):
             value = [listed[1]]
@@ -75,7 +78,7 @@ class Source:
         return None if value is None else str(value)
 
     def numbers(self, name: str) -> list[float] | None:
-        """Take a list of numbers; None of a value that is no list. Raises UserError on an entry that is no number."""
+        """Take a list of numbers; None if the value is no list. Raises UserError on an entry that is no number."""
         value = self._values.get(name, ("", None))[1]
         if not isinstance(value, list):
             return None
@@ -94,18 +97,18 @@ class Source:
         return next((self._values[name][0] for name in names if name in self._values), names[0])
 
     def expand(self, values: Mapping[str, Any]) -> None:
-        """Set the keys that a preset stands for; a key in the file itself takes precedence."""
+        """Set the keys that a preset stands for. A key in the file itself takes precedence."""
         for name, value in values.items():
             self._values.setdefault(name, (name, value))
 
     def left(self) -> list[str]:
-        """List as key=value every key that is set and that no importer has taken."""
+        """List as key=value every key that is set but that no importer has taken."""
         kept = (self._values[short] for short in self._values if short not in self._taken)
         return [f"{key}={value}" for key, value in kept if value is not None]
 
 
 class PolicyKeys(NamedTuple):
-    """Another program's keys for the pretrained model, its data, and the longest prompt and response in tokens."""
+    """Another program's keys for the pretrained model, for its data, and for the longest prompt and response in tokens."""
 
     model: str
     data: str
@@ -114,10 +117,10 @@ class PolicyKeys(NamedTuple):
 
 
 class Translation:
-    """An experiment file under construction: options of config groups, values, and comments for its reader.
+    """An experiment file under construction: options of config groups, values, and comments for the reader of the file.
 
-    ready: whether the file sets its model and its task too; otherwise the defaults apply. warnings: the first lines of the
-    file. notes: differences of meaning. lost: keys without a counterpart, with the reason.
+    ready: whether the file sets its model and its task too; otherwise the defaults apply. `warnings` are the first lines of
+    the file, `notes` are differences of meaning, and `lost` are keys without a counterpart, with the reason.
     """
 
     def __init__(self, ready: bool = False) -> None:
@@ -149,8 +152,21 @@ class Translation:
             place = place.setdefault(group, {})
         place[last] = value
 
+    def rename(self, source: Source, names: Mapping[str, str]) -> None:
+        """Set the keys here that have the value of another program's number: names maps their key to ours."""
+        for theirs, ours in names.items():
+            self.set(ours, source.number(theirs))
+
+    def minibatches(self, source: Source, size: str, prompts: str) -> None:
+        """Set actor.num_minibatches. size, prompts: another program's keys for the prompts of a mini-batch and of a step."""
+        number, of = source.number(size), self.values.get("rollout", {}).get("prompts")
+        if number and of:
+            self.set("actor.num_minibatches", math.ceil(of / number))
+        elif number:
+            self.lost.append(f"{source.key(size)}={number}: actor.num_minibatches is {prompts} over it, which is not set")
+
     def epochs(self, source: Source, epochs: str, steps: str) -> None:
-        """Warn if the run may be of another length than in the other program: that counts epochs, or sets no length."""
+        """Warn if the run may differ in length from the other program's, which counts epochs or sets no length."""
         value = source.take(epochs)
         if "steps" in self.values:
             if value is not None:
@@ -161,7 +177,7 @@ class Translation:
         self.warnings.append(f"{counted}. STEPS STAY THOSE OF THE DEFAULTS: {remedy}")
 
     def policy(self, source: Source, keys: PolicyKeys) -> None:
-        """Set the pretrained model, and the text task that matches its data."""
+        """Set the pretrained model, and the text task that matches its data. Raises UserError if the config names no model."""
         model, data = source.text(keys.model), source.text(keys.data)
         if model is None:
             raise UserError(f"{keys.model} is missing: name the model that --launch is to train, or import without it")
@@ -186,7 +202,10 @@ class Translation:
         self.set("rollout.top_k", None if k is None else max(k, 0))
 
     def choose(self, group: str, source: Source, key: str, options: Mapping[Any, str]) -> None:
-        """Choose the option of a config group for the value of `key`, or list the key as lost. An unset key chooses nothing."""
+        """Choose the option of a config group for the value of `key`.
+
+        An unset key chooses nothing; an unknown value is added to `lost`.
+        """
         value = source.take(key)
         if value in options:
             self.options[group] = options[value]
@@ -194,7 +213,10 @@ class Translation:
             self.lost.append(f"{source.key(key)}={value}: no such {group} here, or no run provides what it needs")
 
     def kl(self, kind: str, coef: float, source: str) -> None:
-        """Add a KL term to the loss. kind: k1, k2, k3, k3_unbiased or abs, or one of them with verl's "+". coef: 0 adds none."""
+        """Add a KL term to the loss. kind: k1, k2, k3, k3_unbiased or abs, or one of these with verl's "+".
+
+        coef: 0 adds no term.
+        """
         value = kind.removesuffix("+")
         if coef == 0:
             return
@@ -209,7 +231,10 @@ class Translation:
             self.notes.append(f"{source}: the mean gradient of k1 as a loss is 0; it pulls towards no reference")
 
     def kl_in_reward(self, kind: str, coef: float, source: str, target: float | None, horizon: float | None) -> None:
-        """Subtract a KL penalty from the reward. kind: a KL estimator as in `kl`. target, horizon: of an adaptive coefficient."""
+        """Subtract a KL penalty from the reward. kind: a KL estimator as in `kl`.
+
+        target, horizon: those of an adaptive coefficient.
+        """
         value = kind.removesuffix("+")
         if "kl" in self.options:
             self.lost.append(f"{source}: a run has one KL, and this config has one in its loss too")
@@ -222,7 +247,10 @@ class Translation:
                 self.notes.append(f"{source}: theirs gives a token the penalties still to come, this that of its whole response")
 
     def entropy(self, coef: float | None, source: str, reduction: str | None = None) -> None:
-        """Add an entropy bonus. reduction: the other program's reduction of the entropy, if it differs from the loss's."""
+        """Add an entropy bonus.
+
+        reduction: the other program's reduction of the entropy, if it may differ from that of the loss.
+        """
         if coef is None or coef == 0:
             return
         if coef < 0:
@@ -233,7 +261,7 @@ class Translation:
             self.notes.append(f"{source}: theirs is the {reduction} of the entropy, this is reduced as the loss is")
 
     def schedule(self, name: object, source: str, warmup: float, min_ratio: float | None = None) -> None:
-        """Set the learning-rate schedule by the name that transformers gives it. warmup: in optimizer steps."""
+        """Set the learning-rate schedule, named as in transformers. warmup: optimizer steps. min_ratio: last rate of a cosine."""
         name = "constant" if name == "constant_with_warmup" else name
         if name not in ("constant", "linear", "cosine", "inverse_sqrt"):
             self.lost.append(f"{source}={name}: no such schedule here")
@@ -252,9 +280,10 @@ class Translation:
         self.notes.append(f"{source}: theirs ends with an error at its limit, this fills up with groups of equal rewards")
 
     def weigh(self, source: str, level: str, action: str, lower: float | None, upper: float | None, apply: bool = True) -> None:
-        """Set the importance weight; apply=False: only for its metrics. Bounds of 0 and ∞ become no bound.
+        """Set the importance weight. apply: False computes the weight only for its metrics. Bounds of 0 and ∞ become no bound.
 
-        Raises UserError if no weight of this project is equivalent."""
+        Raises UserError if no weight of this project is equivalent.
+        """
         lower = lower or None
         if lower is None and (action == "clip" or upper == math.inf):
             action = "truncate"
@@ -269,7 +298,10 @@ class Translation:
     def filter(
         self, source: str, name: str, level: str, statistic: str, lower: float | None, upper: float | None, when: str = "all"
     ) -> None:
-        """Add a filter. Bounds of 0 and ∞ on a ratio become no bound. Raises UserError if no filter here is equivalent."""
+        """Add a filter. Bounds of 0 and ∞ on a ratio become no bound.
+
+        Raises UserError if no filter of this project is equivalent.
+        """
         if statistic == "ratio":
             lower, upper = lower or None, None if upper == math.inf else upper
         settings: dict[str, Any] = {"level": level, "statistic": statistic, "lower": lower, "upper": upper, "when": when}
@@ -300,12 +332,12 @@ class Translation:
 
 
 def unusable(setting: str, reason: str) -> NoReturn:
-    """Raise UserError for a part of a correction that cannot be translated: the file would silently train without it."""
+    """Raise UserError for a part of a correction that cannot be translated, because the file would silently train without it."""
     raise UserError(f"{setting}: {reason}; or remove it to translate the rest without it")
 
 
 def as_number(key: str, value: Any) -> float:
-    """Convert `value`, a number or a text such as 1e-4, to a number. Raises UserError naming `key` if it is neither."""
+    """Convert `value`, a number or a text such as 1e-4, to a number. Raises UserError naming `key` on any other value."""
     try:
         if isinstance(value, bool) or "_" in str(value):  # Python reads 1_2 as 12
             raise ValueError

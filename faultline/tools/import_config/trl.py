@@ -19,7 +19,7 @@ REDUCTIONS = {
     "luspo": "seq_mean_token_mean",
     "dr_grpo": "seq_mean_token_sum_norm",
 }
-"""TRL's loss_type → reduction here. dapo, bnpo, cispo and vespo are not listed; they take the mean over tokens."""
+"""TRL's loss_type -> reduction of this project. dapo, bnpo, cispo and vespo are not listed; they take the mean over tokens."""
 LOSSES = ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")
 SCALES = {True: "grpo", "group": "grpo", False: "dr_grpo", "none": "dr_grpo", "batch": "grpo_batch_std", "mean": "maxrl"}
 RENAMED = {
@@ -34,7 +34,7 @@ RENAMED = {
 
 
 def recognises(keys: Mapping[str, Any]) -> bool:
-    """Whether these keys are those of a GRPOConfig."""
+    """Whether these keys belong to a GRPOConfig."""
     return any(key in MARKS or key.startswith("vllm_importance_sampling_") for key in keys)
 
 
@@ -60,8 +60,7 @@ def translate(source: Source, out: Translation) -> None:
     _kl(source, out)
     out.options["advantage"] = "grpo"
     out.choose("advantage", source, "scale_rewards", SCALES)
-    for theirs, ours in RENAMED.items():
-        out.set(ours, source.number(theirs))
+    out.rename(source, RENAMED)
     out.sampling(source, "top_p", "top_k")
     _steps(source, out)
     _schedule(source, out)
@@ -71,7 +70,7 @@ def translate(source: Source, out: Translation) -> None:
 
 
 def _schedule(source: Source, out: Translation) -> None:
-    """Translate TRL's learning-rate schedule; its default, that of transformers, is linear."""
+    """Translate TRL's learning-rate schedule. The default is linear, as in transformers."""
     keys = ("lr_scheduler_type", "warmup_steps", "warmup_ratio")
     name = source.take("lr_scheduler_type", default="linear")
     warmup, ratio = source.number("warmup_steps", default=0), source.number("warmup_ratio", default=0)
@@ -88,8 +87,8 @@ def _schedule(source: Source, out: Translation) -> None:
 def _steps(source: Source, out: Translation) -> None:
     """Translate TRL's counts of steps to mini-batches per rollout and rollouts per run.
 
-    TRL generates every steps_per_generation · num_iterations forward passes and steps the optimizer every
-    gradient_accumulation_steps of them; the batch sizes of a device cancel.
+    TRL generates once per steps_per_generation · num_iterations forward passes, and steps the optimizer once per
+    gradient_accumulation_steps of these passes. The batch sizes of a device cancel.
     """
     passes, each = source.number("steps_per_generation"), source.number("gradient_accumulation_steps", default=1)
     size, steps = source.number("generation_batch_size"), source.number("max_steps")

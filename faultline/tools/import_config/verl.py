@@ -1,4 +1,4 @@
-"""Import of verl configs, from tis_imp_ratio_cap (August 2025) to 0.9.1: each key by its effect in the version that had it."""
+"""Import of verl configs, from tis_imp_ratio_cap (August 2025) to 0.9.1. Each key has its effect in the version that had it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ADVANTAGES = {
     **{"reinforce_plus_plus": "reinforce_pp", "reinforce_plus_plus_baseline": "reinforce_pp_baseline", "opo": "opo"},
 }
 ALONE = {**dict.fromkeys((*GRPO, "rloo", "opo"), "reinforce"), "reinforce_plus_plus_baseline": "reinforce_pp"}
-"""verl's estimator → estimator here when a prompt has only one response, for which verl takes a baseline of 0."""
+"""verl's estimator -> estimator of this project if a prompt has only one response, for which verl takes a baseline of 0."""
 REDUCTIONS = {mode.replace("_", "-"): mode for mode in spec.REDUCTIONS if mode != "prompt_mean"}
 RENAMED = {
     "rollout.n": "rollout.group_size",
@@ -45,11 +45,11 @@ RENAMED = {
 POLICY = PolicyKeys("model.path", "data.train_files", "data.max_prompt_length", "data.max_response_length")
 KWARGS = "reward_kwargs.overlong_buffer_cfg"
 OVERLONG = ("reward_model.overlong_buffer", f"reward_model.{KWARGS}", f"reward.{KWARGS}")
-"""Keys under which versions of verl have the settings of DAPO's length penalty."""
+"""Keys under which the versions of verl have the settings of DAPO's length penalty."""
 
 
 def recognises(keys: Mapping[str, Any]) -> bool:
-    """Whether these dotted keys are those of a verl config."""
+    """Whether these dotted keys belong to a verl config."""
     caps = tuple(cap.removeprefix("actor.") for cap in CAPS)
     return any(key.startswith((*PREFIXES, "actor.", *BARE)) or key in caps for key in keys)
 
@@ -199,9 +199,9 @@ def _rejection(source: Source, out: Translation) -> None:
 
 
 def _october_2025(source: Source, out: Translation, applied: bool) -> None:
-    """Translate verl's correction of October 2025: rollout_is with level, mode, thresholds, veto. The threshold switches it on.
+    """Translate verl's correction of October 2025: rollout_is with level, mode, thresholds and veto.
 
-    The veto was 1e-4 if the config did not set it, and off with null.
+    The threshold switches the correction on. The veto was 1e-4 if the config did not set it, and off with null.
     """
     level, mode = source.take("rollout_is_level", default="token"), source.take("rollout_is_mode", default="truncate")
     upper = source.number("rollout_is_threshold")
@@ -262,7 +262,8 @@ def _reduction(source: Source, out: Translation) -> None:
 def _responses(out: Translation) -> None:
     """Set the denominator of the loss: verl divides a mean over responses by all responses, and a token mean by kept tokens.
 
-    denominator=original does the former if filters keep or drop whole responses and the loss treats responses separately.
+    denominator=original divides by all responses too, if filters keep or drop whole responses and the loss treats responses
+    separately.
     """
     if out.denominator != "kept" or not out.reject or not out.options["reduce"].startswith("seq_mean"):
         return
@@ -274,20 +275,14 @@ def _responses(out: Translation) -> None:
 
 
 def _rest(source: Source, out: Translation) -> None:
-    for theirs, ours in RENAMED.items():
-        out.set(ours, source.number(theirs))
+    out.rename(source, RENAMED)
     out.epochs(source, "trainer.total_epochs", "trainer.total_training_steps")
     out.sampling(source, "rollout.top_p", "rollout.top_k")
-    mini = source.number("actor.ppo_mini_batch_size")
     rollout = out.values.get("rollout", {})
-    if (prompts := rollout.get("prompts")) == 0:
+    if rollout.get("prompts") == 0:
         del rollout["prompts"]
         out.lost.append("data.train_batch_size=0: fully asynchronous; rollout.prompts is a step's, and rollout.staleness its age")
-    if mini and prompts:
-        out.set("actor.num_minibatches", math.ceil(prompts / mini))
-    elif mini:
-        missing = "actor.num_minibatches is data.train_batch_size over it, which is not set"
-        out.lost.append(f"actor.ppo_mini_batch_size={mini}: {missing}")
+    out.minibatches(source, "actor.ppo_mini_batch_size", "data.train_batch_size")
     std = source.flag("norm_adv_by_std_in_grpo", default=True)
     of_std = {name: "grpo" if std else "dr_grpo" for name in GRPO} | {"grpo_passk": "pass_at_k", "gae": "gae"}
     out.choose("advantage", source, "adv_estimator", ADVANTAGES | of_std)
@@ -385,7 +380,7 @@ def _schedule(source: Source, out: Translation) -> None:
 
 
 def _sampling(source: Source, out: Translation) -> None:
-    """Translate verl's keys of DAPO, filter_groups and the overlong buffer, and its treatment of long prompts."""
+    """Translate verl's keys of DAPO, which are filter_groups and the overlong buffer, and its treatment of long prompts."""
     if source.flag("filter_groups.enable"):
         out.filter_groups(source.number("filter_groups.max_num_gen_batches", default=0), "filter_groups.max_num_gen_batches")
         if (metric := source.take("filter_groups.metric")) not in (None, "acc"):

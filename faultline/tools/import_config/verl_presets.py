@@ -76,14 +76,14 @@ PARAMETERS = {
     "rs_threshold_lower": "rollout_rs_threshold_lower",
     "veto_threshold": "rollout_token_veto_threshold",
 }
-"""Parameter of a verl preset → the config key that it sets."""
+"""Parameter of a verl preset -> the config key that it sets."""
 CALL = re.compile(r"(?:RolloutCorrectionConfig\.)?(\w+)(?:\((.*)\))?", re.S)
 
 
 def expand(key: str, preset: str) -> tuple[dict[str, Any], list[str]]:
-    """Expand a verl preset, NAME or NAME(PARAMETER=VALUE, ...), to the keys that it sets and notes for the reader.
+    """Expand a verl preset, NAME or NAME(PARAMETER=VALUE, ...). Returns (the keys that it sets, notes for the reader).
 
-    A name of both years means the preset of 2025 unless a parameter fits only that of 2026, such as rs_threshold="0.5_2.0".
+    A name of both years means the preset of 2025, unless a parameter fits only that of 2026, such as rs_threshold="0.5_2.0".
     Raises UserError on an unknown name, and on a parameter that the preset does not have.
     """
     match = CALL.fullmatch(preset)

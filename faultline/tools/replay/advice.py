@@ -1,4 +1,6 @@
-"""Proposed bounds of corrections: one per family, its interval over resampled prompts, and whether it can be trusted."""
+"""Proposed bounds of corrections: one per family, with an interval over resampled prompts and a verdict on whether to trust
+it.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import torch
 
 from algos.diagnostics.pareto import pareto_k
 from faultline.tools.replay.family import Family, FlatTokens, by_row
+from faultline.tools.replay.intervals import Interval, MismatchSums
 from faultline.tools.replay.thresholds import DEFAULT, Thresholds, share
 from harness.dumps.schema import DumpedResponses
 
@@ -24,39 +27,44 @@ ADVISED = (
 )
 RESAMPLES = 200
 GROUPS = 1000
-"""Number of groups of prompts. A group is resampled as one, so resampling takes no longer for a larger dump."""
+"""Number of groups of prompts. A group is resampled as a whole, so resampling takes no longer for a larger dump."""
 HEAVY = 0.7
-"""Pareto k beyond which mean and ESS of untruncated importance weights cannot be estimated, arXiv 1507.02646 section 3.2.1."""
+"""Pareto k above which mean and ESS of untruncated importance weights cannot be estimated, arXiv 1507.02646 section 3.2.1."""
 FEWEST = 10
-"""Minimum number of responses beyond a proposed bound. With fewer, each of them moves the quantile."""
+"""Minimum number of responses beyond a proposed bound. With fewer, a single response moves the quantile too much."""
 NULL_RATE = 1e-3
 """Maximum share of the tokens of the null, a dump of the control, that a proposed filter may reject."""
 DOUBTS = ("not to be trusted", "dump too small")
-"""First words of verdicts on doubtful bounds: the dump gives such a bound but does not support it."""
+"""First words of verdicts on doubtful bounds, which a dump gives but does not support."""
 
 
 class Target(NamedTuple):
-    """Target of a proposed bound. kept: share of tokens that a filter must keep. ess: ESS of a truncated weight, a share."""
+    """Target of proposed bounds. kept: share of tokens that a filter must keep.
+
+    ess: ESS that a truncated weight must have, a share.
+    """
 
     kept: float
     ess: float
 
 
 class Advice(NamedTuple):
-    """Proposed bounds of a dump. bounds: a row per family. k3: 95 % interval of K3, None for a single sample.
+    """Proposed bounds of a dump.
 
-    samples: number of samples that were resampled. by_prompt: whether a sample is a prompt with all its responses. In a dump
-    without a column `group`, it is one response.
+    bounds: a row per family.
+    intervals: metric of the mismatch -> its 95 % interval, from `MismatchSums.intervals`; empty for a single sample.
+    samples: number of samples that were resampled.
+    by_prompt: whether a sample is a prompt with all its responses. In a dump without a column `group`, it is one response.
     """
 
     bounds: pd.DataFrame
-    k3: tuple[float, float] | None
+    intervals: dict[str, Interval]
     samples: int
     by_prompt: bool
 
 
 class _Entries(NamedTuple):
-    """Sums per group of samples and bin of the statistic. Bin k holds the units inside bound k but not inside bound k − 1."""
+    """Sums per group of samples and bin of the statistic. Bin k holds the units inside of bound k but outside of bound k − 1."""
 
     group: np.ndarray
     bin: np.ndarray
@@ -65,10 +73,10 @@ class _Entries(NamedTuple):
 
 
 class Advisor:
-    """Collect the batches of a dump, then propose bounds. One number per token and a few per response are kept.
+    """Collects the batches of a dump, then proposes bounds. One number per token and a few per response are kept in memory.
 
     A sample is a prompt of a step with all its responses, because these share their mismatch. If the dump does not name
-    prompts, it is one response. Sample i belongs to group i modulo GROUPS.
+    prompts, a sample is one response. Sample i belongs to group i modulo GROUPS.
     """
 
     def __init__(self, target: Target):
@@ -76,7 +84,7 @@ class Advisor:
         self.entries: dict[Family, list[_Entries]] = {family: [] for family in ADVISED}
         self.farthest: dict[Family, list[np.ndarray]] = {family: [] for family in ADVISED}
         self.logs: dict[str, list[np.ndarray]] = {"token": [], "sequence": []}
-        self.k3 = np.zeros((2, GROUPS))  # tokens and Σ (ρ − 1 − log ρ) of each group
+        self.mismatch = MismatchSums(GROUPS)
         self.samples, self.by_prompt = 0, True
 
     def add(self, responses: DumpedResponses) -> None:
@@ -89,8 +97,7 @@ class Advisor:
         group = (self.samples + number) % GROUPS
         self.samples += len(prompts)
         self.by_prompt &= responses.group is not None
-        excess = tokens.statistic("k3")
-        self.k3 += np.stack([np.bincount(group[tokens.row], part, GROUPS) for part in (np.ones_like(excess), excess)])
+        self.mismatch.add(tokens, group)
         for family in ADVISED:
             units = family.units(tokens)
             _, upper = family.bounds(DEFAULT)
@@ -103,20 +110,18 @@ class Advisor:
         self.logs["sequence"].append(tokens.in_responses.sum(tokens.l)[present])
 
     def propose(self, null: Thresholds | None = None, seed: int = 0) -> Advice:
-        """Table of proposals with a row per family: C, its 95 % interval, bounds, tokens kept, ESS, false rejections, verdict."""
+        """Propose a bound for each family. Returns `bounds` with C, its 95 % interval, tokens kept, ESS, false rejections and
+        a verdict.
+
+        null: thresholds of a dump of the control, for false rejections. seed: of the resampling.
+        """
         rng = np.random.default_rng(seed)
         groups = min(self.samples, GROUPS)
         draws = rng.multinomial(groups, np.full(groups, 1 / groups), size=RESAMPLES)
         tails = {level: float(pareto_k(torch.from_numpy(np.concatenate(logs)))) for level, logs in self.logs.items()}
         bounds = pd.DataFrame([self._row(family, draws, tails, null) for family in ADVISED])
-        return Advice(bounds, self._k3_interval(draws), self.samples, self.by_prompt)
-
-    def _k3_interval(self, draws: np.ndarray) -> tuple[float, float] | None:
-        if self.samples < 2:
-            return None
-        tokens, excess = self.k3[:, : draws.shape[1]] @ draws.T
-        low, high = np.quantile(excess / tokens, [0.025, 0.975])
-        return float(low), float(high)
+        intervals = self.mismatch.intervals(draws) if self.samples > 1 else {}
+        return Advice(bounds, intervals, self.samples, self.by_prompt)
 
     def _row(self, family: Family, draws: np.ndarray, tails: dict[str, float], null: Thresholds | None) -> dict[str, object]:
         entries = self._joined(family)
@@ -164,7 +169,9 @@ class Advisor:
         return max(int(good[0]), floor) if len(good) else None
 
     def _unneeded(self, family: Family, curve: _Curve) -> str:
-        """Reason why no bound is needed, or "" if one is: the ESS is reached without one, or the smallest keeps the share."""
+        """Reason why no bound is needed, or "" if one is: the ESS is reached without a bound, or the smallest bound keeps the
+        share.
+        """
         if family.action == "truncate":
             return f"ESS {curve.ess[-1]:.3f} without" if curve.ess[-1] >= self.target.ess else ""
         return f"the smallest keeps {curve.kept[0]:.2%} of the tokens" if curve.kept[0] >= self.target.kept else ""
@@ -176,7 +183,7 @@ class _Curve(NamedTuple):
 
 
 def _merged(entries: _Entries) -> _Entries:
-    """Merge entries of the same group and bin into one, by adding their sums."""
+    """Merge entries of equal group and bin into one, by adding their sums."""
     key = entries.group.astype(np.int64) * (len(DEFAULT) + 1) + entries.bin
     unique, inverse = np.unique(key, return_inverse=True)
     group, bins = np.divmod(unique, len(DEFAULT) + 1)
@@ -190,7 +197,7 @@ def _binned(entries: _Entries, draw: np.ndarray | None) -> np.ndarray:
 
 
 def _curve(family: Family, sums: np.ndarray) -> _Curve:
-    """Compute the share of tokens kept and the ESS at each bound of a family from its sums per bin."""
+    """Share of tokens kept and ESS at each bound of a family, from the sums per bin [3, bins]."""
     inside = np.cumsum(sums, axis=1)[:, :-1]
     tokens = sums[0].sum()
     if family.action == "truncate":
@@ -204,7 +211,7 @@ def _curve(family: Family, sums: np.ndarray) -> _Curve:
 
 
 def _null_floor(family: Family, null: Thresholds | None) -> int:
-    """Index of the first bound at which the family rejects at most NULL_RATE of the tokens of the null."""
+    """Index of the first bound at which the family rejects at most NULL_RATE of the tokens of the null; 0 without a null."""
     if null is None or family.action == "truncate":
         return 0
     good = np.flatnonzero(null.metrics(null.sums[family])["kept_tokens"] >= 1 - NULL_RATE)
@@ -212,11 +219,12 @@ def _null_floor(family: Family, null: Thresholds | None) -> int:
 
 
 def _verdict(unneeded: str, place: int | None, beyond: int, tail: float, bounded: float) -> str:
-    """Verdict on a proposed bound: the first one that applies.
+    """Verdict on a proposed bound, the first one that applies.
 
-    beyond: responses beyond the bound. tail: Pareto k of the weights whose ESS chose the bound, NaN if a share kept chose it.
-    bounded: share of the resamples with a bound. If no bound is needed, the tail does not matter: the dump shows the ESS of
-    batches of its size. A bound has the bias E[ρ] − E[min(ρ, C)]; beyond HEAVY no feasible sample shows it.
+    beyond: number of responses beyond the bound. tail: Pareto k of the weights whose ESS chose the bound, NaN if a share kept
+    chose it.
+    bounded: share of the resamples with a bound. If no bound is needed, the tail does not matter, because the dump shows the
+    ESS of batches of its size. A bound has the bias E[ρ] − E[min(ρ, C)]; with a tail above HEAVY no feasible sample shows it.
     """
     if unneeded:
         return f"enough without a bound: {unneeded}"

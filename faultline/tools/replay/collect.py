@@ -22,18 +22,20 @@ from faultline.tools.replay.thresholds import Thresholds
 from faultline.tools.replay.versions import Versions
 from harness.errors import UserError
 from harness.progress import Progress
+from harness.room import bounded
 
 Parts = dict[str, list[Rows]]
 
 
 @dataclass
 class Replayed:
-    """The sums and tables of a replayed dump.
+    """Sums and tables of a replayed dump.
 
     batches, responses, tokens: numbers in the dump. bad: rows left out. fills: tokens whose log-probability is a fill value.
     mismatch: metrics of the uncorrected ratio.
-    corrections: a row per correction. profiles: a row per correction and bin. skipped: correction → why it was not replayed.
-    thresholds: sums of every family. versions: a row per age of the weights that sampled a token.
+    corrections: a row per correction. profiles: a row per correction and bin. skipped: correction -> why it was not replayed.
+    groups: lists of the corrections that are equal on a dump. thresholds: sums of every family. versions: a row per age of the
+    weights that sampled a token.
     """
 
     batches: int
@@ -45,6 +47,7 @@ class Replayed:
     corrections: pd.DataFrame
     profiles: pd.DataFrame
     skipped: dict[str, str]
+    groups: list[list[str]]
     thresholds: Thresholds
     versions: pd.DataFrame
 
@@ -63,16 +66,42 @@ class _Sums:
             self.profiles[name] = self.profiles.get(name, 0) + profile_sums(batch, corrected)
 
 
+def alike(specs: dict[str, Correction]) -> list[list[str]]:
+    """Lists of the corrections that have one effect on a dump, in their order.
+
+    Their weights, filters and normalisation are equal. `ratio` does not count, since π_θ is π_old on a dump, nor does
+    `denominator`, which the effective weights do not depend on.
+    """
+    groups: list[tuple[tuple, list[str]]] = []
+    for name, spec in specs.items():
+        settings = spec.weight, list(spec.reject.values()), spec.normalize
+        names = next((names for other, names in groups if other == settings), None)
+        if names is None:
+            groups.append((settings, names := []))
+        names.append(name)
+    return [names for _, names in groups]
+
+
 def collect(
     dump: Dump, specs: dict[str, Correction], advisor: Advisor | None = None, evidence: Evidence | None = None
 ) -> Replayed:
-    """Read `dump` once, a batch at a time, in blocks of responses of similar length.
+    """Read `dump` once, a batch at a time, in blocks of responses of similar length. Returns its sums and tables.
 
-    Statistics cover all responses of the dump. normalize=batch and plug-ins see each training batch whole.
+    Statistics cover all responses of the dump. normalize=batch and plug-ins see each training batch as a whole. Corrections that
+    are alike are computed once.
 
-    advisor, evidence: collectors that receive the same batches. Raises UserError if no correction can be replayed.
+    advisor, evidence: collectors that receive the same batches. Raises UserError if no correction can be replayed, or if the
+    dump takes more memory than there is room for.
     """
+    with bounded(dump.path):
+        return _collect(dump, specs, advisor, evidence)
+
+
+def _collect(dump: Dump, specs: dict[str, Correction], advisor: Advisor | None, evidence: Evidence | None) -> Replayed:
     sums, thresholds, versions, ratios, batches = _Sums(), Thresholds(), Versions(), [], 0
+    groups = alike(specs)
+    first = {name: names[0] for names in groups for name in names}
+    distinct = {name: specs[name] for name, *_ in groups}
     progress, read = Progress(sum(path.stat().st_size for path in dump.files)), 0
     for responses in dump.batches():
         progress.show(f"{batches} batches replayed", dump.read - read)
@@ -84,8 +113,8 @@ def collect(
         if evidence is not None:
             evidence.add(responses)
         batches += 1
-        possible = dict(specs)
-        for name, spec in specs.items():
+        possible = dict(distinct)
+        for name, spec in distinct.items():
             if reason := missing(spec, responses):
                 sums.skipped[name] = reason
                 del possible[name]
@@ -98,11 +127,12 @@ def collect(
     whole = merge(ratios)
     if not whole["n"].sum():
         raise UserError(f"{dump.path}: mask is false for every token; set it to true on the tokens that the loss counts")
-    usable = [name for name in specs if name not in sums.skipped]
+    skipped = {name: sums.skipped[first[name]] for name in specs if first[name] in sums.skipped}
+    usable = [name for name in specs if name not in skipped]
     if not usable:
-        reasons = "; ".join(f"{name} {reason}" for name, reason in sums.skipped.items())
+        reasons = "; ".join(f"{name} {reason}" for name, reason in skipped.items())
         raise UserError(f"{dump.path}: {reasons}; dump that column (docs/dumps.md) or choose other corrections")
-    effects = [{"correction": name, **finish_effect(merge(sums.rows[name]))} for name in usable]
+    effects = {name: finish_effect(merge(rows)) for name, rows in sums.rows.items() if name not in skipped}
     return Replayed(
         batches=batches,
         responses=len(whole["n"]),
@@ -110,9 +140,10 @@ def collect(
         bad=dump.bad,
         fills=dump.fills,
         mismatch={name: float(value) for name, value in finish_mismatch(whole).items()},
-        corrections=pd.DataFrame(effects),
-        profiles=pd.concat([_profile(name, sums.profiles[name]) for name in usable], ignore_index=True),
-        skipped=sums.skipped,
+        corrections=pd.DataFrame([{"correction": name, **effects[first[name]]} for name in usable]),
+        profiles=pd.concat([_profile(name, sums.profiles[first[name]]) for name in usable], ignore_index=True),
+        skipped=skipped,
+        groups=groups,
         thresholds=thresholds,
         versions=versions.table(),
     )

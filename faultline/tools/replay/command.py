@@ -16,9 +16,11 @@ from faultline.tools.replay.advice import Advisor, Target
 from faultline.tools.replay.collect import Replayed, collect
 from faultline.tools.replay.evidence import Evidence, known
 from faultline.tools.replay.example import EXAMPLES, example
+from faultline.tools.replay.gate import parse
+from faultline.tools.replay.junit import write_junit
 from faultline.tools.replay.presets import presets
 from faultline.tools.replay.sources import Dump
-from faultline.tools.replay.verdict import KNOWN, PresetEffect, Verdict, judge, listed
+from faultline.tools.replay.verdict import KNOWN, PresetEffect, Verdict, gated, judge, listed
 from harness.errors import UserError, printable
 
 
@@ -34,32 +36,41 @@ def replay_command(
     out: Path | None = None,
     tables: bool = False,
     as_json: bool = False,
+    precision: str | None = None,
+    gates: list[str] | None = None,
+    junit: Path | None = None,
 ) -> Verdict:
     """Print the verdict on a dump, write the page and CSV files, and return the verdict.
 
     dump: a file, a folder or a run folder; or the `example_name` of a shipped dump. corrections: names of presets or YAML files,
     all presets if None. null: a dump of the control, for false rejections. keep: share of tokens that a proposed filter must
     keep. ess: ESS that a proposed truncation must have. tables: print all numbers too. as_json: print only a `Verdict`.
+    precision: the coarser precision of sampler and trainer, a name of `rounding.K3`; by default that of the run's config.
+    gates: bounds of metrics, as k3<2e-3. junit: path of a JUnit file with the diagnosis and the gates as test cases.
     out: folder of the files; by default `replay` in the dump's folder, `<file>-replay` beside a file, `replay-example`.
-    Raises UserError unless exactly one of dump and example_name is given.
+    Raises UserError unless exactly one of dump and example_name is given, on an unknown precision and on a wrong gate.
     """
     if (dump is None) == (example_name is None):
         raise UserError("give a dump, or --example for the one that ships with the package; not both")
+    bounded = [parse(gate) for gate in gates or []]
     path = example(example_name) if example_name else Path(dump or "")
     torch.set_num_threads(1)
     specs = {name: preset.correction for name, preset in presets(corrections).items()}
     target = Target(keep, ess)
     print(printable(f"reading {path}"), file=sys.stderr, flush=True)
-    advisor, evidence = Advisor(target), Evidence(known(path))
+    advisor, evidence = Advisor(target), Evidence(known(path, precision))
     replayed = collect(Dump(path, skip_bad=skip_bad), specs, advisor, evidence)
     control = None if null is None else collect(Dump(null, skip_bad=skip_bad), specs)
     advice = advisor.propose(None if control is None else control.thresholds)
     name = EXAMPLES[example_name] if example_name else printable(path.name)
     diagnosis, by_place = evidence.diagnosis()
     verdict = judge(name, replayed, control, advice, target, diagnosis, None if corrections else KNOWN)
+    verdict = gated(verdict, bounded, advice)
     compared = {name: verdict.presets} | _references(specs, verdict, {name})
     out = out or _folder(path, example_name)
     verdict = page.write(out, verdict, compared, replayed, control, advice.bounds, by_place)
+    if junit is not None:
+        write_junit(junit, verdict)
     if as_json:
         print(json.dumps(verdict.model_dump(mode="json"), indent=2))  # ASCII: a stranger's names send the terminal no codes
         return verdict

@@ -1,4 +1,7 @@
-"""Effect of one correction on dumped batches: the metrics of a training step, and the effective gradient weight g = w·1{kept}."""
+"""Effect of one correction on dumped batches: the metrics of a training step, and the effective gradient weight g.
+
+g is the correction's weight on a token that its filters keep, and 0 on other tokens.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ WHOLE = 2**28
 
 
 def padded(responses: DumpedResponses) -> Batch:
-    """Convert flat responses to a padded batch, in the dump's own precision."""
+    """Convert flat responses to a padded batch [B, T], in the precision of the dump."""
     rollout, mask, old = (padded_column(responses, c) for c in (responses.logp_rollout, responses.mask, responses.logp_old))
     advantages, segments = (
         None if c is None else padded_column(responses, c) for c in (responses.advantages, responses.segments)
@@ -44,7 +47,8 @@ def padded_column(responses: DumpedResponses, column: np.ndarray) -> Tensor:
 def blocks(responses: DumpedResponses, cells: int = CELLS) -> Iterator[DumpedResponses]:
     """Split responses into blocks that pad to at most `cells` values, with lengths within a factor of two.
 
-    If all of them fit into one block, it keeps the dump's order. A response longer than `cells` is a block of its own.
+    If all responses fit into one block, the block keeps the order of the dump. A response longer than `cells` is a block by
+    itself.
     """
     lengths = np.diff(responses.offsets)
     if len(lengths) * lengths.max(initial=0) <= cells:
@@ -61,7 +65,7 @@ def blocks(responses: DumpedResponses, cells: int = CELLS) -> Iterator[DumpedRes
 
 
 def missing(spec: Correction, responses: DumpedResponses) -> str | None:
-    """Reason why a correction cannot be replayed on a dump with these columns; None if it can."""
+    """Reason why a correction cannot be replayed on responses with these columns; None if it can."""
     filters = [filter_ for filter_ in spec.reject.values() if not isinstance(filter_, Plugin)]
     if responses.advantages is None and any(filter_.when == "negative_advantage" for filter_ in filters):
         return "needs advantages"
@@ -76,14 +80,17 @@ def missing(spec: Correction, responses: DumpedResponses) -> str | None:
 
 
 def needs_whole(spec: Correction) -> bool:
-    """Whether a correction's weight or mask of a response depends on other responses of the batch."""
+    """Whether a correction's weight or mask on a response depends on other responses of the batch."""
     together = spec.normalize == "batch" or spec.weight.level == "group"
     return together or any(isinstance(filter_, Plugin) for filter_ in spec.reject.values())
 
 
 @torch.no_grad()
 def effect_rows(batch: Batch, corrected: Corrected) -> Rows:
-    """Sums per response: those of `applied_rows`, of g and g², and the exact sequence weight R = exp(Σ l)."""
+    """Sums per response for `finish_effect`: those of `applied_rows`, of g and g², and the exact sequence weight R = exp(Σ l).
+
+    g is the effective weight: the correction's weight on kept tokens, 0 elsewhere. l = log π_old − log μ.
+    """
     g = _effective(batch, corrected)
     return applied_rows(corrected, batch.mask) | {
         "g": row_sum(g),
@@ -118,7 +125,8 @@ def finish_effect(rows: Rows) -> dict[str, float]:
 
 @torch.no_grad()
 def profile_sums(batch: Batch, corrected: Corrected) -> Tensor:
-    """Sums of g and of tokens by position, then both by length of the response, in the bins of `positions`; [4, BINS].
+    """Sums of the effective weight g and of tokens by position, then by length of the response, in the bins of `positions`;
+    [4, BINS].
 
     The sums of several batches add up. Row 0 over row 1 is the mean effective weight by position, row 2 over row 3 by length.
     """

@@ -3,76 +3,57 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from torch import Tensor
+import torch
 
-from algos.batch import Batch
 from algos.diagnostics import rounding
 from algos.diagnostics.identity import by_place
 from algos.diagnostics.pairs import LogpPairs, Mean
-from algos.faults.diagnose import Diagnosis, diagnose
+from algos.faults.diagnose import Diagnosis
 from faultline.tools.replay.effect import padded, padded_column
+from harness.diagnosis import CELLS, RunFacts, run_facts
 from harness.dumps.schema import DumpedResponses
 from harness.errors import UserError
 from harness.run.folder import RunFolder
 
-CELLS = 2**22
-"""Maximum number of padded values in a diagnosis. A larger dump is thinned to every second batch or prompt, repeatedly."""
 
+def known(path: Path, precision: str | None = None) -> RunFacts:
+    """Return the facts in the config of the run that a dump belongs to.
 
-class Known(NamedTuple):
-    """Facts of a run's config that explain a difference between log μ and log π_old.
-
-    precision: the coarser precision of sampler and trainer, a name of `rounding.K3`; None if it was not measured. behind: minimum
-    number of steps that the sampler's weights are behind. noise: whether the run adds noise to its sampler on purpose.
+    path: a run folder, its dumps or one of their files. precision: a name of `rounding.K3`, which replaces that of the config.
+    Raises UserError on another name.
     """
+    if precision is None:
+        return _configured(path)
+    if precision not in rounding.K3:
+        raise UserError(f"--precision {precision}: its rounding was not measured; accepted are {', '.join(rounding.K3)}")
+    return _configured(path)._replace(precision=precision)
 
-    precision: str | None = None
-    behind: int = 0
-    noise: bool = False
 
-
-def known(path: Path) -> Known:
-    """Read the facts from the config of the run that a dump belongs to. path: a run folder, its dumps or one of their files."""
+def _configured(path: Path) -> RunFacts:
+    """Read the facts from the config of the run that `path` belongs to; `RunFacts()` if there is no run."""
     run = next((f for f in (path, *path.parents[:2]) if (f / "config.json").is_file() and (f / "dumps").is_dir()), None)
     if run is None:
-        return Known()
+        return RunFacts()
     try:
-        config = RunFolder(run).read("config.json")
+        return run_facts(RunFolder(run).read("config.json"))
     except UserError:
-        return Known()  # the dump is judged without the damaged config
-    rollout, actor = _part(config, "rollout"), _part(config, "actor")
-    engine = _part(rollout, "engine")
-    noise = any(engine.get(name) for name in ("noise", "router_noise"))
-    behind = rollout.get("staleness")
-    behind = behind if isinstance(behind, int) else 0
-    if noise or behind or rollout.get("partial_tokens") or "num_experts" in _part(config, "model"):
-        return Known(None, behind, noise)  # K3 is then not that of rounding alone, or rounding flips experts
-    sampler = _part(rollout, "precision").get("name") if rollout.get("kv_cache") == "compute" else "fp8_cache"
-    trainer = _part(actor, "precision").get("name") or actor.get("dtype")
-    if not {str(sampler), str(trainer)} <= rounding.K3.keys():
-        return Known()
-    return Known(max(str(sampler), str(trainer), key=lambda name: rounding.K3[name]))
-
-
-def _part(config: dict[str, Any], name: str) -> dict[str, Any]:
-    part = config.get(name)
-    return part if isinstance(part, dict) else {}
+        return RunFacts()  # the dump is judged without the damaged config
 
 
 class Evidence:
-    """Collect the batches of a dump, then diagnose them together."""
+    """Collects the batches of a dump, then diagnoses them together."""
 
-    def __init__(self, facts: Known):
-        self.known = facts
+    def __init__(self, facts: RunFacts):
+        self.facts = facts
         self.batches: list[DumpedResponses] = []
         self.lags: list[np.ndarray | None] = []
         self.seen, self.every = 0, 1
 
     def add(self, responses: DumpedResponses) -> None:
-        """Add one batch, or skip it if the dump is too large to be diagnosed whole."""
+        """Add one batch. It is skipped if the dump is too large to be diagnosed as a whole."""
         self.seen += 1
         if (self.seen - 1) % self.every:
             return
@@ -85,12 +66,11 @@ class Evidence:
         return sum(map(len, self.batches)) * max(int(np.diff(one.offsets).max(initial=0)) for one in self.batches)
 
     def _lag(self, responses: DumpedResponses) -> np.ndarray | None:
-        """Number of versions that each token's weights are known to be behind; None if nothing shows that they are."""
-        version = responses.version
-        if version is None:
-            return np.full(len(responses.mask), self.known.behind) if self.known.behind else None
-        lag = version[responses.mask].max(initial=0) - version + self.known.behind
-        return lag if lag[responses.mask].any() else None
+        """Number of versions by which each token's weights are known to be behind; None if no token's are known to be."""
+        mask = torch.tensor(responses.mask)
+        version = torch.zeros(len(mask), dtype=torch.int64) if responses.version is None else torch.tensor(responses.version)
+        lag = self.facts.lag(version, mask)
+        return None if lag is None else lag.numpy()
 
     def diagnosis(self) -> tuple[Diagnosis, list[Mean]]:
         """Diagnose the batches. Returns the diagnosis, and the mean ratio by position in bins that end at 2ᵇ tokens."""
@@ -103,15 +83,7 @@ class Evidence:
                 whole, np.concatenate([np.zeros(len(one.mask), np.int64) if own is None else own for own, one in pairs])
             )
         tokens = None if whole.tokens is None else padded_column(whole, whole.tokens)
-        return self._explained(batch, lag, tokens), by_place(LogpPairs(batch))
-
-    def _explained(self, batch: Batch, lag: Tensor | None, tokens: Tensor | None) -> Diagnosis:
-        found = diagnose(batch, precision=None if lag is not None else self.known.precision, lag=lag, tokens=tokens)
-        if found.question != "b" or not self.known.noise:
-            return found
-        return found._replace(
-            kind="consistent", fault=None, question=None, evidence="this run adds noise to its sampler", check={}, severity=None
-        )
+        return self.facts.diagnose(batch, lag, tokens), by_place(LogpPairs(batch))
 
 
 def _thinned(responses: DumpedResponses) -> DumpedResponses:
@@ -125,7 +97,10 @@ def _thinned(responses: DumpedResponses) -> DumpedResponses:
 
 
 def _joined(batches: list[DumpedResponses]) -> DumpedResponses:
-    """Join batches into one in which prompts of different batches differ in number. A column that a batch lacks is None."""
+    """Join batches into one in which prompts of different batches have different numbers.
+
+    A column that a batch lacks becomes None.
+    """
     columns: dict[str, Any] = {}
     starts = np.cumsum([0, *map(len, batches[:-1])])
     for name in DumpedResponses._fields[1:]:

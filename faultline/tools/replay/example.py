@@ -6,7 +6,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / "example"
 EXAMPLES = {"fp8": "SmolLM2-135M, FP8 rollout", "bf16": "SmolLM2-135M, BF16 rollout"}
-"""Name of an example dump → its label in figures."""
+"""Name of an example dump -> its label in figures."""
 
 
 def example(name: str) -> Path:

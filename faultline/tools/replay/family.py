@@ -1,7 +1,8 @@
-"""A family of corrections, which differ only in the bound. It computes the value of each unit and the bounds on that value.
+"""Families of corrections. The corrections of a family differ only in their bound.
 
-The values are those of `algos.corrections.apply`, computed in numpy on flat arrays. So a dump needs no padding, and all
-families of one level and statistic share the values. A test compares them with `algos`, value by value.
+A family computes the value of each unit and the bounds on that value. The values are those of `algos.corrections.apply`,
+computed in numpy on flat arrays. So a dump needs no padding, and all families of one level and statistic share the values. A
+test compares them with `algos`, value by value.
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from algos.corrections.spec import Correction, Reject, Weight
-from algos.ratios import LOG_RATIO_BOUND
+from algos.ratios import LOG_RATIO_BOUND, excess_bound
 from harness.dumps.schema import DumpedResponses
 
 FARTHEST = 1e100
-"""Largest value in nats: it is beyond every bound, and the sum of its squares over a response is finite."""
+"""Largest value in nats. It is beyond every bound, but the sum of its squares over a response is finite."""
 
 
 class Units(NamedTuple):
     """Units of a correction: tokens, responses or segments. Each has one weight, or one decision of a filter.
 
-    values: numbers that are compared with the bounds. size: tokens of each unit. row: its response. All are [units].
+    values: numbers that are compared with the bounds. size: number of tokens. row: number of the response. All are [units].
     """
 
     values: np.ndarray
@@ -32,7 +34,10 @@ class Units(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """Tokens in groups. number: group of each token. size, row: number of tokens and response of each group, empty ones too."""
+    """Tokens in groups. number: group of each token.
+
+    size, row: number of tokens and response of each group, also of empty groups.
+    """
 
     number: np.ndarray
     size: np.ndarray
@@ -44,7 +49,10 @@ class Groups(NamedTuple):
 
 
 class FlatTokens:
-    """The response tokens of a batch as flat fp64 arrays. l: log π_old − log μ, nats. row: response of each token, ascending."""
+    """The response tokens of a batch as flat fp64 arrays. l: log π_old − log μ in nats.
+
+    row: response of each token, ascending. bound: `excess_bound` in the dtype of the dump.
+    """
 
     def __init__(self, responses: DumpedResponses):
         mask, lengths = responses.mask, np.diff(responses.offsets)
@@ -53,6 +61,8 @@ class FlatTokens:
         self.row = np.repeat(np.arange(self.rows), lengths)[used]
         self.logp_rollout = responses.logp_rollout[used].astype(np.float64)
         self.l = responses.logp_old[used] - self.logp_rollout
+        both = np.result_type(responses.logp_old, responses.logp_rollout)
+        self.bound = excess_bound(torch.float64 if both == np.float64 else torch.float32)
         self.segments = None if responses.segments is None else responses.segments[used]
         self.count = np.bincount(self.row, minlength=self.rows)
         self._statistics: dict[str, np.ndarray] = {}
@@ -100,13 +110,14 @@ STATISTICS: dict[str, Callable[[FlatTokens], np.ndarray]] = {
     ),
     "mult_error": lambda tokens: bounded_exp(np.abs(tokens.l)),
 }
-"""Statistic of a filter → function that computes its value per token."""
+"""Statistic of a filter -> function that computes its value per token."""
 
 
 class Family(NamedTuple):
     """A correction at some level without its bound. action: truncate, clip or mask a weight, or reject by a statistic.
 
-    One number C ≥ 1 gives the bounds. ratio: [1/C, C], for truncate only C. mult_error: C. k2: ½·log²C. k3: C − 1 − log C.
+    One number C ≥ 1 gives the bounds of the statistic. ratio: [1/C, C], for truncate only C. mult_error: C. k2: ½·log²C. k3: C
+    − 1 − log C.
     prob_diff: ±(1 − 1/C).
     """
 
@@ -119,7 +130,7 @@ class Family(NamedTuple):
         return "-".join([self.action, self.level, *([self.statistic] if self.statistic != "ratio" else [])])
 
     def bounds(self, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Bounds (lower, upper) of the statistic at C, in the form of a config; −inf for none."""
+        """Bounds (lower, upper) of the statistic at C, as a config has them; −inf for no bound."""
         none = np.full_like(c, -np.inf)
         match self.statistic:
             case "k2":
@@ -133,7 +144,7 @@ class Family(NamedTuple):
         return (none if self.action == "truncate" else 1 / c), c
 
     def at(self, c: float) -> Correction:
-        """Correction of this family with bound C, in the form of a config."""
+        """The correction of this family with bound C, as a config has it."""
         lower, upper = (float(bound[0]) for bound in self.bounds(np.array([float(c)])))
         settings: dict[str, Any] = {"level": self.level, "lower": None if lower == -np.inf else lower, "upper": upper}
         if self.action == "reject":
@@ -141,7 +152,10 @@ class Family(NamedTuple):
         return Correction(weight=Weight(**settings | {"action": self.action}))
 
     def units(self, tokens: FlatTokens) -> Units:
-        """Units at the family's level, with the values that are compared with its bounds. A response without tokens has none."""
+        """Units at the family's level, with the values that are compared with its bounds.
+
+        A response without tokens has no unit.
+        """
         values = tokens.statistic(self.statistic)
         if self.level == "token":
             units = Units(values, np.ones(len(values)), tokens.row)
@@ -157,7 +171,10 @@ class Family(NamedTuple):
         return units._replace(values=bounded_exp(units.values)) if self.statistic == "ratio" else units
 
     def limits(self, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Limits (lower, upper) of the values of `units` at C. They equal `bounds`, but level worst_token has no lower limit."""
+        """Limits (lower, upper) of the values of `units` at C.
+
+        They equal `bounds`, except that level worst_token has no lower limit.
+        """
         lower, upper = self.bounds(c)
         return (np.full_like(c, -np.inf) if self.level == "worst_token" else lower), upper
 
@@ -172,8 +189,8 @@ def families(segments: bool) -> list[Family]:
     """List all families; those at the segment levels only if the dump has segments.
 
     Duplicates are left out: at levels token and worst_token, k2 and mult_error order the tokens as the two-sided ratio does.
-    Sums that C does not scale are left out. At levels sequence and segment, prob_diff may leave ±1, the bound at C = ∞, and
-    mult_error grows with the length, so `Reject` refuses it.
+    Sums that C does not scale are left out too. At levels sequence and segment, prob_diff may leave ±1, the bound at C = ∞,
+    and mult_error grows with the length, so `Reject` refuses it.
     """
     levels = ["token", "sequence", "geometric", *(["segment", "segment_geometric"] if segments else [])]
     weights = [Family(action, level) for level in levels for action in ("truncate", "clip", "mask")]

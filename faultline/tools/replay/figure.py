@@ -1,4 +1,6 @@
-"""Figures of the replay page: ESS and tokens kept by each known preset, compared with SmolLM2, and the mean ratio by position."""
+"""Figures of the replay page: ESS and tokens kept by each known preset, compared with the shipped dumps, and the mean ratio by
+position.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,14 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from algos.diagnostics.pairs import Mean
-from analysis.figures.style import ink, literal, subplots
+from analysis.colours import ink
+from analysis.figures.style import literal, subplots
 from analysis.marks import CONTROL, HUES, NEUTRAL
 from faultline.tools.replay.example import EXAMPLES
 from faultline.tools.replay.verdict import PresetEffect
 
 BAR = 0.2
-"""Height of a bar with its number, in inches."""
+"""Height in inches of a bar and its number."""
 INSIDE = 0.15
 """ESS above which the number is drawn within its bar."""
 
@@ -23,12 +26,17 @@ EXAMPLE_COLOURS = {EXAMPLES["fp8"]: HUES["fp8_tensor"], EXAMPLES["bf16"]: HUES["
 """Colours of the shipped example dumps in figures; other dumps are black."""
 
 
-def presets_figure(dumps: dict[str, list[PresetEffect]]) -> Figure:
-    """Draw a group of bars per preset with a bar per dump. dumps: label → effects of presets; the first one gives the order.
+def presets_figure(dumps: dict[str, list[PresetEffect]], groups: list[list[str]]) -> Figure:
+    """Draw a row of bars per setting with a bar per dump. dumps: label -> effects of presets; the first dump gives the order.
 
-    The full bar is the ESS, which the number repeats. The pale bar behind it is the share of tokens kept.
+    groups: lists of presets with equal settings, which share a row. The full bar is the ESS, which the number repeats. The pale
+    bar behind it is the share of tokens kept.
     """
-    first = next(iter(dumps.values()))
+    leader = {name: names[0] for names in groups for name in names}
+    rows: dict[str, list[PresetEffect]] = {}
+    for preset in next(iter(dumps.values())):
+        rows.setdefault(leader[preset.preset], []).append(preset)
+    first = [mine[0] for mine in rows.values()]
     figure, ((axis,),) = subplots(1, 1, 1.1 + BAR * len(first) * (len(dumps) + 0.5))
     height = 0.8 / len(dumps)
     for i, (name, presets) in enumerate(dumps.items()):
@@ -43,7 +51,7 @@ def presets_figure(dumps: dict[str, list[PresetEffect]]) -> Figure:
             x, hue = (preset.ess - 0.008, ink(colour)) if within else (max(preset.tokens_kept, preset.ess) + 0.008, "black")
             side = "right" if within else "left"
             axis.text(x, place, f"{preset.ess:.0%}", va="center", ha=side, color=hue, fontsize=8, fontweight="bold")
-    _finish(axis, first)
+    _finish(axis, ["\n".join(preset.label for preset in mine) for mine in rows.values()])
     handles, labels = axis.get_legend_handles_labels()
     handles.append(Patch(color=NEUTRAL, alpha=0.4))
     figure.legend(
@@ -70,10 +78,10 @@ def ratio_figure(by_place: list[Mean]) -> Figure:
     return figure
 
 
-def _finish(axis: Axes, presets: list[PresetEffect]) -> None:
-    axis.set_yticks(range(len(presets)), [literal(preset.label) for preset in presets])
+def _finish(axis: Axes, labels: list[str]) -> None:
+    axis.set_yticks(range(len(labels)), [literal(label) for label in labels])
     axis.set_xlim(0, 1.01)
-    axis.set_ylim(len(presets) - 0.45, -0.55)
+    axis.set_ylim(len(labels) - 0.45, -0.55)
     axis.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
     axis.set_xlabel("share of the batch that is left to learn from (effective sample size)")
     axis.tick_params(axis="y", length=0)

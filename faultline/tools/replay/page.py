@@ -1,4 +1,4 @@
-"""The files of a replay: its tables, one HTML page with its figures, and CSV files."""
+"""The files of a replay: tables, one HTML page with figures, and CSV files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from analysis.page import Section, page
 from faultline.tools.replay.collect import Replayed
 from faultline.tools.replay.figure import presets_figure, ratio_figure
 from faultline.tools.replay.scales import SCALES
-from faultline.tools.replay.terminal import diagnosis_lines, doubted, headline, starved
+from faultline.tools.replay.terminal import diagnosis_lines, doubted, gate_lines, headline, starved
 from faultline.tools.replay.verdict import PresetEffect, Proposal, Verdict, with_null
 from harness.files import output_folder, write_file
 
@@ -27,11 +27,16 @@ IDENTITY = (
     "Mean ratio π_old/μ by place in the response, with two standard errors over prompts. It is 1 wherever μ sampled the tokens, "
     "whatever the precision, the staleness and the size of the mismatch. docs/diagnosis.md says what else is asked."
 )
+LEAVES = (
+    "Full bar: effective sample size (ESS), the share of the batch that is left to learn from; the number repeats it. Pale bar: "
+    "share of tokens with a weight above 0. No correction leaves all of the batch, and all of the mismatch. Presets with equal "
+    "settings share a row."
+)
 BY_AGE = "Mismatch by age of the weights"
 
 
 def summary(replayed: Replayed) -> list[str]:
-    """Summarise a dump in two lines: its size and its mismatch."""
+    """Return lines of text on a dump: its size and its mismatch."""
     m, skipped = replayed.mismatch, f"; {replayed.bad} bad rows left out" if replayed.bad else ""
     return [
         f"{replayed.tokens:,} tokens, {replayed.responses:,} responses, {replayed.batches:,} batches{skipped}",
@@ -43,9 +48,13 @@ def summary(replayed: Replayed) -> list[str]:
 
 
 def corrections_table(replayed: Replayed, null: Replayed | None) -> pd.DataFrame:
-    """Format the table of corrections, with false rejections if there is a null."""
-    rows = []
+    """Format the table of corrections, a row for those that are alike. null: a dump of the control, which adds false rejections;
+    None if there is none.
+    """
+    rows, others = [], {first: ", ".join(names) for first, *names in replayed.groups}
     for row in with_null(replayed, null).to_dict("records"):
+        if row["correction"] not in others:
+            continue
         shown = {
             "correction": row["correction"],
             "tokens kept": f"{row['effect/kept_tokens']:.4f}",
@@ -55,7 +64,8 @@ def corrections_table(replayed: Replayed, null: Replayed | None) -> pd.DataFrame
             "largest weight": f"{row['effect/weight_max']:.3g}",
             "agreement": f"{row['effect/agreement']:.4f}",
         }
-        rows.append(shown | ({"false rejections": f"{row['false_rejections']:.2e}"} if null is not None else {}))
+        shown |= {"false rejections": f"{row['false_rejections']:.2e}"} if null is not None else {}
+        rows.append(shown | {"same settings": others[row["correction"]]})
     return pd.DataFrame(rows)
 
 
@@ -95,10 +105,11 @@ def write(
     advice: pd.DataFrame,
     by_place: list[Mean],
 ) -> Verdict:
-    """Write replay.html, its first figure as replay.png, and CSV files into `folder`. Returns the verdict with the page's path.
+    """Write replay.html, its first figure as replay.png, and CSV files into `folder`. Returns the verdict with the page's
+    path.
 
-    compared: name of a dump in the figure → effect of each preset on it. by_place: mean ratio by token position.
-    Raises UserError if `folder` is a link.
+    compared: name of a dump in the figure -> effect of each preset on it. by_place: mean ratio by token position. Raises
+    UserError if `folder` is a link.
     """
     folder = output_folder(folder)
     tables = {
@@ -113,7 +124,7 @@ def write(
         tables["null_thresholds"] = null.thresholds.table()
     for name, table in tables.items():
         write_file(folder, f"{name}.csv", csv(table))
-    figure = presets_figure(compared)
+    figure = presets_figure(compared, replayed.groups)
     write_file(folder, "replay.png", png(figure, dpi=130))
     write_file(folder, "replay.html", _page(verdict, figure, replayed, null, advice, by_place))
     return verdict.model_copy(update={"page": str((folder / "replay.html").resolve())})
@@ -132,7 +143,7 @@ def _page(
     settings = [] if verdict.proposal is None else [Section("Settings", text=_settings(verdict.proposal))]
     behind = "Behind: optimizer steps between the weights that sampled a token and the newest of its batch."
     ages = [Section(BY_AGE, behind, table=replayed.versions)] if len(replayed.versions) > 1 else []
-    presets = Section("What each preset leaves", figure=figure)
+    presets = Section("What each preset leaves", LEAVES, figure=figure)
     identity = Section("Are the logged numbers the sampler's?", IDENTITY, figure=ratio_figure(by_place))
     consistent = verdict.diagnosis.consistent
     sections = [
@@ -156,25 +167,20 @@ def _page(
         ),
         Section("Grid", "Each cell: share of tokens kept, ESS.", table=grid_table(replayed), wrapped=False),
     ]
-    answer = [
-        *diagnosis_lines(verdict.diagnosis),
-        headline(verdict),
-        verdict.reason,
-        *doubted(verdict),
-        *starved(verdict),
-        *summary(replayed),
-    ]
+    need = [headline(verdict), verdict.reason, *doubted(verdict), *starved(verdict)]
+    sound = diagnosis_lines(verdict.diagnosis)
+    answer = [*(need + sound if consistent else sound + need), *gate_lines(verdict), *summary(replayed)]
     return page(f"{verdict.dump.name}: is a correction needed, and which?", answer, sections)
 
 
 def _settings(proposal: Proposal) -> str:
-    """Render the proposal's settings, a block per framework that can be copied and pasted."""
+    """Format the proposal's settings, a block per framework that can be copied and pasted."""
     blocks = ["\n".join([f"# {name}", *lines]) for name, lines in proposal.settings.items()]
     return "\n\n".join(blocks)
 
 
 def _settled(table: pd.DataFrame, metrics: list[str]) -> float:
-    """Value of log C beyond which no curve of the figure changes any more, and at least log 2."""
+    """Value of log C beyond which no curve of the figure changes, but at least log 2."""
     last = table.groupby("family")[metrics].transform("last")
     moving = ((table[metrics] - last).abs() > 1e-3).any(axis=1)
     return max(1.5 * np.log(table.c[moving].max()) if moving.any() else 0.0, np.log(2.0))

@@ -26,7 +26,8 @@ class Preset(BaseModel):
 
 
 def presets(names: list[str] | None = None) -> dict[str, Preset]:
-    """Load all presets, or those named, such as verl/decoupled_token_is. A name that ends in .yaml is a file in the same form.
+    """Load all presets, or those named, such as verl/decoupled_token_is. A name that ends in .yaml is a file with the same
+    keys.
 
     Raises UserError on an unknown name, and on a file that is not a correction.
     """

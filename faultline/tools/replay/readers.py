@@ -1,6 +1,7 @@
-"""Read dumps of other programs into tables of `harness.dumps.schema`, one reader per file type; docs/replay.md has recipes.
+"""Read dumps of other programs into tables of `harness.dumps.schema`, with one reader per file type; docs/replay.md has
+recipes.
 
-.jsonl: prime-rl's token exports, or rows with this project's own column names. .pkl: SkyRL's dumped TrainingInputBatch; no code
+.jsonl: prime-rl's token exports, or rows with this project's column names. .pkl: SkyRL's dumped TrainingInputBatch; no code
 that the pickle names is run. .pt: a dictionary of tensors with verl's or TRL's names, read by `torch.load(weights_only=True)`.
 """
 
@@ -11,6 +12,7 @@ import itertools
 import json
 import pickle
 import re
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,7 +62,7 @@ SKYRL = {
     "logp_old": "action_log_probs",
     "advantages": "advantages",
 }
-"""This project's column -> SkyRL's."""
+"""This project's column -> SkyRL's name of it."""
 
 NOT_READ = (
     pickle.UnpicklingError,
@@ -78,7 +80,7 @@ UNFIT = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, Overfl
 """Exceptions that pyarrow raises on a value that does not fit the type."""
 
 Columns = dict[str, np.ndarray]
-"""Column → padded array, [B, T] per token and [B] per response. The mask may still hold numbers instead of booleans."""
+"""Column -> padded array, [B, T] per token and [B] per response. The mask may still hold numbers instead of booleans."""
 
 
 class _BadLine(Exception):
@@ -86,7 +88,7 @@ class _BadLine(Exception):
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[pa.Table, list[Problem]]]:
-    """Read a JSONL file as tables of at most LINES rows, with the problems of its text. A row with a problem is null."""
+    """Read a JSONL file. Yields (table of at most LINES rows, problems of its lines). A row with a problem is null."""
     with open(path, encoding="utf-8", errors="replace") as file:
         start = 0
         while lines := list(itertools.islice(file, LINES)):
@@ -105,7 +107,10 @@ def read_jsonl(path: Path) -> Iterator[tuple[pa.Table, list[Problem]]]:
 
 
 def read_skyrl(path: Path) -> Columns:
-    """Read a dump of SkyRL's `trainer.dump_data_batch=true`: export_path/dumped_data/global_step_<n>_training_input.pkl."""
+    """Read the file that SkyRL writes with `trainer.dump_data_batch=true`: dumped_data/global_step_<n>_training_input.pkl.
+
+    Raises UserError on any other file.
+    """
     try:
         state = _InertUnpickler(io.BytesIO(path.read_bytes())).load()
         theirs = {name: _skyrl_array(value) for name, value in state["batch_dict"].items() if _is_array(value)}
@@ -121,12 +126,15 @@ def read_skyrl(path: Path) -> Columns:
 
 
 def read_tensors(path: Path) -> Columns:
-    """Read a dictionary of [B, T] tensors from torch.save, with the names of verl's DataProto.batch or of TRL's inputs."""
+    """Read a dictionary of [B, T] tensors from torch.save, with the names of verl's DataProto.batch or of TRL's inputs.
+
+    Raises UserError on any other file.
+    """
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except NOT_READ as error:
-        first = first_line(error)
-        raise UserError(f"{path}: not a plain dictionary of tensors ({first}); write it as docs/replay.md says") from None
+    except NOT_READ:  # torch's own message advises to run the code that the file names
+        what = "holds more than tensors" if zipfile.is_zipfile(path) else "is no whole file of torch.save"
+        raise UserError(f"{path}: {what}; save a dictionary of tensors as docs/replay.md says") from None
     if not isinstance(loaded, dict):
         raise UserError(f"{path}: holds a {type(loaded).__name__}; save a dictionary of tensors, as docs/replay.md says")
     theirs = {}
@@ -172,7 +180,7 @@ def tabulated(path: Path, columns: Columns) -> tuple[pa.Table, list[Problem]]:
 
 
 def _first_of_rows(bad: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Find (row, position) of the first True in each row that has any."""
+    """Iterate over (row, position) of the first True in each row that has any."""
     rows = np.flatnonzero(bad.any(1))
     yield from zip(rows, bad[rows].argmax(1), strict=True)
 
@@ -281,7 +289,7 @@ def _fitting(row: int, name: str, value: Any, kind: pa.DataType, problems: list[
 
 
 class _Inert:
-    """Replacement for every class and function that a pickle names. It keeps its arguments and does nothing."""
+    """Replacement for every class and function that a pickle names. It keeps its arguments and runs nothing."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         self.args = args
@@ -300,7 +308,10 @@ class _Inert:
 
 
 class _InertUnpickler(pickle.Unpickler):
-    """Unpickler for SkyRL's batches that imports nothing. Every name becomes inert except the function that gives the state."""
+    """Unpickler for SkyRL's batches that imports nothing.
+
+    Every name becomes `_Inert`, except the function that returns the state.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
         return (lambda cls, state: state) if name == "_rebuild_tensor_batch" else _Inert

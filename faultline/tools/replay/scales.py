@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Scale(NamedTuple):
-    """Range of K3 in a published run, from `low` to `high` nats per token. what: the run. source: the publication."""
+    """Range of K3 in a published run, in nats per token. what: the run. source: the publication."""
 
     low: float
     high: float
@@ -23,10 +23,11 @@ SCALES = (
 """Published scales of K3, ascending. Liu et al. 2025 is "When Speed Kills Stability". K1 and K3 both estimate KL(μ‖π)."""
 
 NEGLIGIBLE = 1e-4
-"""K3 below which mismatch is negligible. The value, between FP16 and BF16, is our choice; no source has it.
+"""K3 below which mismatch is negligible, in nats per token. The value, between FP16 and BF16, is our choice; no source has it.
 
 At the K3 of FP16 all methods of arXiv 2510.26788 train alike."""
 LARGE = 1e-2
-"""K3 from which runs crashed (Liu et al. 2025), or lost accuracy without a correction (FP8, arXiv 2601.18150).
+"""K3 in nats per token from which runs crashed (Liu et al. 2025), or lost accuracy without a correction (FP8, arXiv
+2601.18150).
 
-The crashes and losses are published. To make this value a threshold is our choice."""
+The crashes and losses are published. Using this value as a threshold is our choice."""

@@ -1,4 +1,4 @@
-"""Write a truncated weight as settings of verl 0.9.1, SkyRL 0.3.0, TRL 1.16.0 and this project."""
+"""Settings of verl 0.9.1, SkyRL 0.3.0, TRL 1.16.0 and this project for a truncated weight."""
 
 from __future__ import annotations
 

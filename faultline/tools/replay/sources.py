@@ -1,4 +1,4 @@
-"""Read a dump of any supported program in pieces, check its rows, and cut it into training batches."""
+"""Read a dump of any supported program in pieces, check its rows, and divide it into training batches."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SHOWN = 10
 FILL = -1e3
 """Lowest log-probability of a sampled token, in nats. A lower value is the fill of a mask, such as -1e9 or the smallest float."""
 LOWEST = -1e9
-"""Lowest log-probability that is read, in nats. Lower ones are raised to it, so that sums over a dump stay finite."""
+"""Lowest log-probability that is read, in nats. Lower values are raised to it, so that sums over a dump stay finite."""
 
 
 class Dump:
     """The training batches of a dump. path: a file, a folder of files, or a run folder.
 
-    skip_bad: leave bad rows out and count them in `bad`. Otherwise a UserError lists them by row and column.
-    read: bytes of the files that have been read to their end. fills: tokens on the mask with a log-probability below FILL.
+    skip_bad: leave bad rows out and count them in `bad`. Otherwise a UserError lists them by row and column. `read`: bytes of
+    the files that have been read to their end. `fills`: tokens on the mask with a log-probability below FILL.
     """
 
     def __init__(self, path: Path, *, skip_bad: bool = False):
@@ -36,7 +36,10 @@ class Dump:
         self.rows, self.bad, self.read, self.fills = 0, 0, 0, 0
 
     def batches(self) -> Iterator[DumpedResponses]:
-        """Yield one training batch at a time: neighbouring rows of one step; without steps, one file or row group."""
+        """Yield one training batch at a time: the adjacent rows of one step, or without steps one file or row group.
+
+        Raises UserError if no row is valid.
+        """
         self.rows, self.bad, self.read, self.fills = 0, 0, 0, 0
         pending: list[pa.Table] = []
         for table in self._tables():
@@ -70,7 +73,11 @@ class Dump:
             self.read += path.stat().st_size
 
     def _sound(self, path: Path, table: pa.Table, unreadable: list[Problem], start: int) -> pa.Table:
-        """Keep a table's valid rows. unreadable: problems that the reader found. start: number of its first row in the file."""
+        """Return a table with its valid rows only. unreadable: problems that the reader found. start: number of its first row
+        in the file.
+
+        Raises UserError on an invalid row unless `skip_bad`, and on a missing column.
+        """
         rows = {problem.row for problem in unreadable}
         if len(rows) < len(table) and (missing := absent(table)):
             have = ", ".join(table.column_names) or "none of them"
@@ -110,7 +117,8 @@ def _files(path: Path) -> list[Path]:
     folder = path / "dumps" if (path / "dumps").is_dir() else path
     if runs := sorted(path.glob("*/config.json")):
         raise UserError(f"{path}: a sweep; give one of its runs, as {_with_dumps([run.parent for run in runs])}")
-    dumps = sorted((f for f in folder.rglob("*") if f.suffix in SUFFIXES and not f.name.startswith(".")), key=_natural)
+    named = (f for f in folder.rglob("*") if f.suffix in SUFFIXES and not f.name.startswith("."))
+    dumps = sorted((f for f in named if f.is_file()), key=_natural)
     if (path / "config.json").exists() and folder == path:
         raise UserError(f"{path}: this run wrote no dumps; set dump.every=<steps> and run it again in another sweep")
     if not dumps:
@@ -144,7 +152,10 @@ def _step(table: pa.Table) -> int | None:
 
 
 def _joined(tables: list[pa.Table]) -> DumpedResponses:
-    """Join the tables of one batch. A column that a table lacks is left out, except the mask: without one all tokens count."""
+    """Join the tables of one batch.
+
+    A column that any table lacks is left out, except the mask, without which all tokens count.
+    """
     shared = set.intersection(*(set(table.column_names) for table in tables)) | {"mask"}
     tables = [table.select([name for name in table.column_names if name in shared]) for table in tables]
     return responses(pa.concat_tables(tables, promote_options="permissive"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from textwrap import wrap
 
+from faultline.tools.replay.gate import GateResult
 from faultline.tools.replay.scales import SCALES
 from faultline.tools.replay.verdict import STARVED, Diagnosis, Mismatch, PresetEffect, Proposal, Verdict
 from harness.errors import printable
@@ -14,11 +15,14 @@ PRESETS = 8
 CHECK = 17
 """Column of the terminal at which the advice on what to check begins."""
 LIMITATIONS = 1
-"""Number of lines on limitations of the dump, doubts of the proposal included; the page has all of them."""
+"""Number of lines on limitations of the dump, doubts about the proposal included. The page has all of them."""
 
 
 def lines(verdict: Verdict) -> list[str]:
-    """Format a verdict in at most 23 lines of at most WIDTH printable characters. Names of dump and presets are cut to fit."""
+    """Format a verdict in at most 23 lines of at most WIDTH printable characters, and a line per gate.
+
+    The names of dump and presets are cut to fit.
+    """
     d, m = verdict.dump, verdict.mismatch
     bad = f"; {d.bad_rows:,} bad rows left out" if d.bad_rows else ""
     size = f"{d.name[:40]}: {d.responses:,} responses, {d.tokens:,} tokens, {d.batches:,} batch{'es' * (d.batches > 1)}{bad}"
@@ -26,6 +30,7 @@ def lines(verdict: Verdict) -> list[str]:
     first = diagnosis_lines(verdict.diagnosis)
     if not verdict.diagnosis.consistent:
         rest = [size, f"{sizes} {m.k3:.1e} nats per token.", f"VERDICT  {headline(verdict)}", f"  {verdict.reason}"]
+        rest += gate_lines(verdict)
         return [printable(line)[:WIDTH] for line in [*first, *rest]]
     doubts = [line for doubt in doubted(verdict) for line in wrap(doubt, WIDTH - 2)]
     limitations = verdict.limitations[: max(LIMITATIONS - len(doubts), 0)]
@@ -35,6 +40,7 @@ def lines(verdict: Verdict) -> list[str]:
         f"VERDICT  {headline(verdict)}",
         *(f"  {line}" for line in [verdict.reason, *doubts]),
         *(f"  {line}" for line in starved(verdict)),
+        *gate_lines(verdict),
         "",
         f"{sizes}, nats per token:",
         *_scales(m),
@@ -47,7 +53,7 @@ def lines(verdict: Verdict) -> list[str]:
 
 
 def diagnosis_lines(d: Diagnosis) -> list[str]:
-    """Format the diagnosis, a verdict's first line; with a fault, also its evidence and what to check in each program."""
+    """Format the diagnosis of a dump as lines. With a fault, the lines include its evidence and what to check in each program."""
     if d.consistent:
         note = [f"  Note, {d.fault}: {d.evidence}"] if d.fault else []
         return [f"LOG-PROBABILITIES  consistent: {mean_ratio(d)}", *note]
@@ -60,7 +66,7 @@ def diagnosis_lines(d: Diagnosis) -> list[str]:
 
 
 def mean_ratio(d: Diagnosis) -> str:
-    """Sentence with the mean ratio, its standard error, and the smallest shift that the dump would have shown."""
+    """Return a phrase with the mean ratio, its standard error, and the smallest shift that the dump would have shown."""
     if d.mean_ratio is None:
         return "no token tells"
     if d.error is None:
@@ -69,8 +75,19 @@ def mean_ratio(d: Diagnosis) -> str:
     return f"mean ratio {d.mean_ratio:.4f} ± {d.error:.4f}{power}"
 
 
+def gate_lines(verdict: Verdict) -> list[str]:
+    """Format each gate as a line: whether the dump passes it, with the value and the interval that decide it."""
+    return [f"GATE  {gate.gate}: {gate.outcome}, {measured(gate)}" for gate in verdict.gates]
+
+
+def measured(gate: GateResult) -> str:
+    """Format the value of a gate's metric with its interval."""
+    value = "no value" if gate.value is None else f"{gate.value:.4g}"
+    return f"{value}, no interval" if gate.interval is None else "{} ({:.4g} to {:.4g})".format(value, *gate.interval)
+
+
 def headline(verdict: Verdict) -> str:
-    """Summarise the verdict in a sentence or two."""
+    """Summarise the verdict in one or two sentences."""
     p = verdict.proposal
     if p is None:
         without = {
@@ -88,13 +105,13 @@ def headline(verdict: Verdict) -> str:
 
 
 def doubted(verdict: Verdict) -> list[str]:
-    """Reason why the proposal is provisional, if its bound is doubtful."""
+    """Sentence on why the proposal is provisional, in a list; empty if its bound is not doubtful."""
     p = verdict.proposal
     return [f"The bound is provisional ({p.verdict})."] if p is not None and p.doubtful else []
 
 
 def starved(verdict: Verdict) -> list[str]:
-    """Sentences on presets that keep almost nothing, if there are any, and on the geometric band that fits the dump."""
+    """Sentences on presets that keep almost no tokens, and on the geometric band that fits the dump; empty if there are none."""
     names = [preset.label.split(",")[0] for preset in verdict.presets if preset.tokens_kept < STARVED]
     if not names:
         return []
@@ -105,7 +122,7 @@ def starved(verdict: Verdict) -> list[str]:
 
 
 def pasted(proposal: Proposal) -> list[str]:
-    """Format the proposal's settings of the other frameworks, as many on a line as fit."""
+    """Format the proposal's settings of other frameworks as lines, with as many settings on a line as fit."""
     out = []
     for name, settings in proposal.settings.items():
         if name == "Faultline":

@@ -1,7 +1,7 @@
 """Evaluate every threshold of every family of corrections in one pass over a dump.
 
-All numbers of a family are sums over units whose value lies inside the limits. Each threshold needs only the difference of two
-cumulative sums. The sums of batches add up, so a dump larger than memory is read once, and the result is exact.
+All numbers of a family are sums over units whose value lies inside the limits. So each threshold needs only the difference of
+two cumulative sums. The sums of batches add up, so a dump larger than memory is read once, and the result is exact.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from faultline.tools.replay.family import Family, FlatTokens, Units, by_row, fam
 from harness.dumps.schema import DumpedResponses
 
 ROUND = (1.001, 1.01, 1.1, 1.5, 2.0, 3.0, 5.0, 10.0)
-"""Round bounds C that people use in practice."""
+"""Round bounds C that are usual in practice."""
 
 
 def _default() -> np.ndarray:
@@ -27,14 +27,20 @@ def _default() -> np.ndarray:
 
 
 DEFAULT = _default()
-"""Default bounds C: 1,000 from 1 + 1e-6 to e²⁰, beyond which ratios are clamped; 1.7 % apart in log C. They include ROUND."""
+"""Default bounds C, 1,000 of them from 1 + 1e-6 to e²⁰, beyond which ratios are clamped. They are 1.7 % apart in log C and
+include ROUND."""
 
 Sums = dict[str, np.ndarray]
-"""Sums of a family at each bound, [K]: Σ g, Σ g², Σ g·R, tokens and responses kept, and the largest g."""
+"""Sums of a family at each bound, [K], by name: Σ g, Σ g², Σ g·R, tokens and responses kept, and the largest g.
+
+g is the effective weight of a token, and R the exact sequence weight of its response."""
 
 
 class Thresholds:
-    """Sums over batches for the bounds `c` [K] of families, by default all of them. Call `add` per batch, then `table`."""
+    """Sums over batches for families of corrections at the bounds `c` [K]. chosen: the families; None for all.
+
+    Call `add` for each batch, then `table`.
+    """
 
     def __init__(self, c: np.ndarray = DEFAULT, chosen: list[Family] | None = None):
         self.c = np.asarray(c, dtype=np.float64)
@@ -43,7 +49,7 @@ class Thresholds:
         self.tokens = self.responses = self.exact_sq = 0.0
 
     def add(self, responses: DumpedResponses) -> None:
-        """Add one batch, in fp64. Once a batch has no segments, the families at segment levels are left out."""
+        """Add one batch, in fp64. If any batch lacks segments, the families at segment levels are left out."""
         if responses.segments is None:
             self.families = [family for family in self.families if not family.level.startswith("segment")]
             self.sums = {family: sums for family, sums in self.sums.items() if family in self.families}
@@ -73,7 +79,8 @@ class Thresholds:
         return pd.concat(parts, ignore_index=True)
 
     def metrics(self, sums: Sums) -> dict[str, np.ndarray]:
-        """Compute kept_tokens (share with g > 0), kept_sequences (share with such a token) and statistics of g from sums.
+        """Return metrics of the effective weight g from sums: kept_tokens (share with g > 0), kept_sequences (share with such
+        a token), ...
 
         weight_mean, ess, weight_max and agreement are defined as in `effect.finish_effect`.
         """
@@ -88,7 +95,7 @@ class Thresholds:
 
 
 class _Binned:
-    """Cumulative sums of units up to each limit of a group of families, [limits + 1]; the last is over all units.
+    """Cumulative sums of units up to each limit of a group of families, [limits + 1]. The last sum is over all units.
 
     limits: (lower, upper) of each family, [K]. A value that equals a limit is inside.
     """
@@ -105,7 +112,7 @@ class _Binned:
         return np.cumsum(np.bincount(self._bins, terms, len(self.ends) + 1), dtype=np.float64)
 
     def evaluate(self, family: Family, c: np.ndarray) -> Sums:
-        """Compute the sums of a family with these units at each bound of `c`."""
+        """Return the sums of the correction `family` over all units, at each bound of `c`."""
         lower, upper = family.limits(c)
         lo, hi = np.searchsorted(self.ends, _below(lower)), np.searchsorted(self.ends, upper)
         tokens, units = self.size[hi] - self.size[lo], self.number[hi] - self.number[lo]
@@ -151,7 +158,7 @@ class _Binned:
 
 
 def share(part: np.ndarray, whole: np.ndarray | float) -> np.ndarray:
-    """Divide part by whole; the result is 0 where the whole is 0."""
+    """Return part / whole, and 0 where the whole is 0."""
     whole = np.broadcast_to(whole, part.shape)
     return np.divide(part, whole, out=np.zeros(part.shape), where=whole > 0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import Literal
 
 import numpy as np
@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from algos.faults import diagnose
 from faultline.tools.replay.advice import DOUBTS, HEAVY, Advice, Target
 from faultline.tools.replay.collect import Replayed
+from faultline.tools.replay.gate import Gate, GateResult
 from faultline.tools.replay.scales import LARGE, NEGLIGIBLE, SCALES
 from faultline.tools.replay.settings import settings
 from faultline.tools.replay.sources import FILL
@@ -26,18 +27,19 @@ KNOWN = {
     "verl/decoupled_seq_is": "verl sequence TIS, 2",
     "icepop": "IcePop, 0.5 to 5",
     "verl/decoupled_token_is": "verl, SkyRL token TIS, 2",
+    "none": "no correction",
 }
-"""Preset that a verdict and its figure show → its label."""
+"""Preset that a verdict and its figure show -> its label."""
 USUAL = 2.0
-"""Bound C to propose if the data need no smaller one: that of verl, of SkyRL's token weight and of Yao et al. 2025."""
+"""Bound C that is proposed if the data need no smaller one: that of verl, of SkyRL's token weight and of Yao et al. 2025."""
 MEND_FIRST = "A correction would hide what is wrong here. Mend it, dump again, and replay."
 FEW = 1000
-"""Number of samples (prompts or responses) below which the intervals are called wide. The value is our choice."""
+"""Number of samples (prompts or responses) below which the verdict calls the intervals wide. The value is our choice."""
 STARVED = 0.1
-"""Share of tokens kept below which a preset is named first in the verdict."""
+"""Share of tokens kept below which the verdict warns of a preset by name."""
 
 UNCHANGED = 0.999
-"""ESS above which truncated weights hardly vary: they only scale the loss, so the effect is that of no correction."""
+"""ESS above which truncated weights hardly vary. They then only scale the loss, which is equivalent to no correction."""
 
 Need = Literal["none", "advised", "required", "undecided", "no weight suffices", "not asked"]
 """Need of a correction. not asked: the log-probabilities have a fault, or differ by more than rounding."""
@@ -59,7 +61,10 @@ class DumpSize(_Part):
 
 
 class Mismatch(_Part):
-    """Statistics of the uncorrected ratio. Pareto k is null if the weights do not vary, an ESS if all weights underflow."""
+    """Statistics of the uncorrected ratio.
+
+    Pareto k is null if the weights do not vary, and an ESS is null if all weights underflow.
+    """
 
     k1: float = Field(description="mean of log μ − log π_old, nats per token")
     k3: float = Field(description="mean of ρ − 1 − log ρ, nats per token")
@@ -143,6 +148,7 @@ class Verdict(_Part):
     bounds: list[Bound] = Field(description="a bound for each family")
     skipped: dict[str, str] = Field(description="presets that could not be replayed, and why")
     limitations: list[str] = Field(description="what this dump cannot show")
+    gates: list[GateResult] = Field(default=[], description="the gates of --gate, in their order")
     page: str | None = Field(default=None, description="path of the HTML page")
 
 
@@ -165,7 +171,7 @@ def judge(
     mismatch = Mismatch(
         k1=m["rollout_corr/kl"],
         k3=m["rollout_corr/k3_kl"],
-        k3_interval=advice.k3,
+        k3_interval=advice.intervals.get("k3"),
         ess_token=_or_none(m["mismatch/ess_token"]),
         ess_sequence=_or_none(m["mismatch/ess_sequence"]),
         largest_log_ratio=m["mismatch/log_ratio_max_abs"],
@@ -198,8 +204,15 @@ def judge(
     )
 
 
+def gated(verdict: Verdict, gates: Sequence[Gate], advice: Advice) -> Verdict:
+    """Return a verdict with the results of gates added. advice: that from which the verdict was judged."""
+    values = verdict.mismatch.model_dump() | {"mean_ratio": verdict.diagnosis.mean_ratio}
+    results = [gate.result(values[gate.metric], advice.intervals.get(gate.metric)) for gate in gates]
+    return verdict.model_copy(update={"gates": results})
+
+
 def diagnosed(found: diagnose.Diagnosis) -> Diagnosis:
-    """Convert a diagnosis to the part of it that a verdict shows, without the full statistics."""
+    """Return the part of a diagnosis that a verdict shows, without the full statistics."""
     mean, error = found.statistics["identity/mean"], found.statistics["identity/error"]
     return Diagnosis(
         kind=found.kind,
@@ -215,10 +228,12 @@ def diagnosed(found: diagnose.Diagnosis) -> Diagnosis:
 
 
 def propose(replayed: Replayed, bounds: pd.DataFrame, target: Target) -> Proposal | None:
-    """Propose the sequence weight, the exact correction, if it has the target ESS when truncated at USUAL; else the token weight.
+    """Propose the sequence weight truncated at USUAL if it has the target ESS, because it is the exact correction; else the
+    token weight.
 
-    The token weight is truncated at USUAL, or at the largest smaller bound that has the ESS; None if no bound has it. At a K3
-    of LARGE or more, a weight that hardly varies is not proposed: every response is at its cap, or the ratios cancel out.
+    The token weight is truncated at USUAL, or at the largest smaller bound that has the ESS. Returns None if no bound has it.
+    At a K3 of LARGE or more, a weight that hardly varies is not proposed: every response is at its cap, or the ratios cancel
+    out.
     """
     large = replayed.mismatch["rollout_corr/k3_kl"] >= LARGE
     ess = replayed.thresholds.table().set_index(["family", "c"]).ess
@@ -248,7 +263,10 @@ def _rounded_down(c: float) -> float:
 
 
 def _need(mismatch: Mismatch, proposal: Proposal | None, target: Target) -> tuple[Need, str]:
-    """Need of a correction, and the reason. It is undecided if the two ends of the interval of K3 give different needs."""
+    """Return the need of a correction, and the reason.
+
+    It is undecided if the two ends of the interval of K3 give different needs.
+    """
     if mismatch.largest_log_ratio == 0:
         return "none", "Every ratio is exactly 1."
     fits = mismatch.ess_sequence is not None and mismatch.ess_sequence >= target.ess
@@ -269,7 +287,7 @@ def _need(mismatch: Mismatch, proposal: Proposal | None, target: Target) -> tupl
 
 
 def _by_k3(k3: float, fits: bool) -> Literal["none", "advised", "required"]:
-    """Need of a correction by K3. fits: whether the sequence ESS reaches the target; small ratios of many tokens may miss it."""
+    """Need of a correction by K3. fits: whether the sequence ESS reaches the target, which many small ratios may prevent."""
     if k3 >= LARGE:
         return "required"
     return "none" if k3 < NEGLIGIBLE and fits else "advised"
@@ -289,7 +307,7 @@ def _reason(need: Literal["none", "advised", "required"], mismatch: Mismatch) ->
 
 
 def listed(replayed: Replayed, null: Replayed | None, shown: Container[str] | None = None) -> list[PresetEffect]:
-    """Effects of the replayed presets that are in `shown`, None for all; least ESS first."""
+    """Effects of the replayed presets that are in `shown` (None: of all), least ESS first."""
     return [
         PresetEffect(
             preset=row["correction"],
@@ -343,7 +361,10 @@ def _limitations(replayed: Replayed, null: Replayed | None, mismatch: Mismatch, 
 
 
 def with_null(replayed: Replayed, null: Replayed | None) -> pd.DataFrame:
-    """Table of corrections; with a null, also false_rejections: the share of its tokens that each rejects (NaN: not replayed)."""
+    """Table of corrections.
+
+    With a null it has false_rejections: the share of the null's tokens rejected, NaN if not replayed there.
+    """
     if null is None:
         return replayed.corrections
     kept = null.corrections.set_index("correction")["effect/kept_tokens"]

@@ -1,4 +1,7 @@
-"""Mismatch by the age of the weights that sampled a token. In asynchronous or partial rollouts part of it is staleness."""
+"""Mismatch by the age of the weights that sampled a token.
+
+In asynchronous or partial rollouts a part of the mismatch is staleness.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,19 @@ import pandas as pd
 from harness.dumps.schema import DumpedResponses
 
 FARTHEST = 300.0
-"""Bound in nats at which log ρ is clamped in ρ, ρ² and K3, so that their sums are finite and K3 is never negative."""
+"""Bound in nats at which log ρ is clamped in ρ, ρ² and K3. Their sums are then finite, and K3 is never negative."""
 SUMS = ("tokens", "l", "excess", "ratio", "ratio_sq")
 
 
 class Versions:
-    """Sums over tokens by the number of optimizer steps that their weights are behind the newest of the batch."""
+    """Sums over tokens by the number of optimizer steps that their weights are behind the newest weights of the batch."""
 
     def __init__(self) -> None:
         self.known = True
         self.sums: dict[int, np.ndarray] = {}
 
     def add(self, responses: DumpedResponses) -> None:
-        """Add one batch. Once a batch has no versions, the table is empty."""
+        """Add one batch. If any batch lacks versions, the table is empty."""
         if responses.version is None:
             self.known = False
             return

@@ -108,7 +108,7 @@ def test_the_rest_of_a_skyrl_config(imported):
     assert imported({"trainer.algorithm.loss_reduction": "prompt_mean"})[0]["options"]["reduce"] == "prompt_mean"
     assert imported({"trainer.algorithm.loss_reduction": "token_mean_legacy", "trainer.policy_mini_batch_size": 8})[2] == [
         "trainer.algorithm.loss_reduction=token_mean_legacy: no such reduce here, or no run provides what it needs",
-        "trainer.policy_mini_batch_size=8: actor.num_minibatches is trainer.train_batch_size over it, not set",
+        "trainer.policy_mini_batch_size=8: actor.num_minibatches is trainer.train_batch_size over it, which is not set",
     ]
 
 

@@ -102,8 +102,8 @@ def test_prompts_are_resampled_with_all_their_responses():
     assert [found[name].by_prompt for name in batches] == [False, True, False]
     ends = {name: advice.bounds.set_index("family").loc["reject-geometric", ["low", "high"]] for name, advice in found.items()}
     assert list(ends["told"]) == list(ends["once"])
-    assert found["told"].k3 == pytest.approx(found["once"].k3, rel=1e-9)
-    widths = {name: advice.k3[1] - advice.k3[0] for name, advice in found.items()}
+    assert found["told"].intervals["k3"] == pytest.approx(found["once"].intervals["k3"], rel=1e-9)
+    widths = {name: advice.intervals["k3"][1] - advice.intervals["k3"][0] for name, advice in found.items()}
     assert 2 < widths["told"] / widths["untold"] < 4
 
 

@@ -83,6 +83,19 @@ def test_a_file_of_neither_verl_nor_trl_is_called_neither(tmp_path):
         only(tmp_path / "half.pt")
 
 
+def test_a_broken_tensor_file_is_called_broken(tmp_path):
+    """Cut in half, and no file of torch.save at all. Torch's own message would advise to run what the file names."""
+    torch.save({"response_mask": torch.zeros(200, 300)}, tmp_path / "whole.pt")
+    whole = (tmp_path / "whole.pt").read_bytes()
+    for name, content in {"half.pt": whole[: len(whole) // 2], "text.pt": b"log-probabilities", "empty.pt": b""}.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError) as refused:
+            only(tmp_path / name)
+        assert str(refused.value) == (
+            f"{tmp_path / name}: is no whole file of torch.save; save a dictionary of tensors as docs/replay.md says"
+        )
+
+
 def test_trl(tmp_path):
     """The dictionary of GRPOTrainer._generate_and_score_completions, TRL 1.16.0: advantages are one per response."""
     tensors = {
@@ -183,7 +196,7 @@ def test_a_pt_file_that_holds_code_is_not_run(tmp_path):
             return print, ("ran",)
 
     torch.save({"old_log_probs": Evil()}, tmp_path / "1.pt")
-    with pytest.raises(UserError, match="not a plain dictionary of tensors"):
+    with pytest.raises(UserError, match="holds more than tensors; save a dictionary of tensors"):
         only(tmp_path / "1.pt")
 
 

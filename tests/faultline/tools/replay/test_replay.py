@@ -14,10 +14,13 @@ from algos.batch import Batch
 from algos.corrections.apply import correct
 from algos.diagnostics.correction import applied
 from algos.diagnostics.mismatch import mismatch
-from faultline.tools.replay.collect import collect
+from faultline.tools.replay.collect import alike, collect
 from faultline.tools.replay.effect import padded
+from faultline.tools.replay.figure import presets_figure
+from faultline.tools.replay.page import corrections_table
 from faultline.tools.replay.presets import FOLDER, presets
 from faultline.tools.replay.sources import Dump
+from faultline.tools.replay.verdict import listed
 from harness.build import build_objective
 from harness.compose import compose
 from harness.config import parse
@@ -31,26 +34,55 @@ def config(preset):
     return parse(compose(f"correction={preset}"))
 
 
+COLUMNS = random_columns() | {"group": np.arange(24) % 7}
+
+
+@pytest.fixture(scope="module")
+def every_preset(tmp_path_factory):
+    """A dump of COLUMNS, and its replay by every preset."""
+    folder = tmp_path_factory.mktemp("dump")
+    files.write(folder / "step-7.parquet", COLUMNS)
+    return Dump(folder), collect(Dump(folder), {name: preset.correction for name, preset in presets().items()})
+
+
 @pytest.mark.parametrize("name", presets())
-def test_replay_of_a_dump_is_what_the_training_step_computes(tmp_path, name):
+def test_replay_of_a_dump_is_what_the_training_step_computes(every_preset, name):
     """Through the run's own config and objective on one side, through parquet and `presets` on the other; fp64, 1e-12."""
-    columns = random_columns() | {"group": np.arange(24) % 7}
-    files.write(tmp_path / "step-7.parquet", columns)
+    dump, found = every_preset
+    columns = COLUMNS
     t = {key: torch.tensor(value) for key, value in columns.items()}
     given = Batch(t["logp_rollout"], t["mask"], t["logp_old"], t["advantages"], prompt=t["group"])
     corrected = correct(given, build_objective(config(name)).correction)
     expected = applied(corrected, given.mask) | mismatch(given)
-    found = collect(Dump(tmp_path), {name: presets([name])[name].correction})
-    (row,) = found.corrections.to_dict("records")
+    (row,) = found.corrections[found.corrections.correction == name].to_dict("records")
     for key, value in expected.items():
         actual = row[key] if key in row else found.mismatch[key]
         assert actual == pytest.approx(float(value), rel=1e-12, abs=1e-12, nan_ok=True), key  # NaN: without any
-    (batch,) = Dump(tmp_path).batches()
+    (batch,) = dump.batches()
     batch = padded(batch)
     again = correct(batch, presets([name])[name].correction)
     width = batch.mask.shape[1]
     assert torch.equal(again.kept, corrected.kept[:, :width]) and torch.equal(again.counted, corrected.counted[:, :width])
     torch.testing.assert_close(again.weights, corrected.weights[:, :width], rtol=1e-12, atol=1e-12)
+
+
+def test_presets_of_equal_settings_share_a_row():
+    """Two truncations at 2 of a token's ratio, whatever their policy; a third at 2 of the sequence's. NeMo's filter has a name of
+    its own."""
+    names = ["token_truncate", "verl/decoupled_seq_is", "slime/tis", "icepop", "verl/bypass_pg_is", "nemo_rl/icepop"]
+    specs = {name: preset.correction for name, preset in presets(names).items()}
+    assert alike(specs) == [["token_truncate", "slime/tis"], ["verl/decoupled_seq_is", "verl/bypass_pg_is"], names[3::2]]
+
+
+def test_a_row_of_the_page_names_the_presets_that_share_it(every_preset):
+    _, found = every_preset
+    table = corrections_table(found, None).set_index("correction")
+    assert len(table) == len(found.groups) < len(found.corrections)
+    assert table["same settings"]["none"] == "verl/bypass_ppo_clip, verl/disabled, verl_2025/disabled"
+    effects = listed(found, None, ("none", "icepop", "nemo_rl/icepop"))
+    (axis,) = presets_figure({"dump": effects}, found.groups).axes
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["IcePop, 0.5 to 5\nnemo_rl/icepop", "no correction"]
+    assert [text.get_text() for text in axis.texts][1] == "100%"
 
 
 def test_steps_are_batches_of_their_own_however_the_rows_are_filed(tmp_path):

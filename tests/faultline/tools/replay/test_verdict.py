@@ -68,6 +68,7 @@ def test_shares_and_ess_of_the_presets_by_hand(shipped):
         "verl/decoupled_seq_is": np.minimum(sequence, 2),
         "icepop": np.exp(flat) * ((np.exp(flat) >= 0.5) & (np.exp(flat) <= 5)),
         "verl/decoupled_token_is": np.minimum(np.exp(flat), 2),
+        "none": ones,
     }
     assert {row.preset for row in verdict.presets} == set(g)
     for row in verdict.presets:
@@ -298,7 +299,8 @@ def test_the_fill_of_a_mask_is_named_and_changes_no_sign(tmp_path, column, fill)
     (tmp_path / "d.jsonl").write_text("".join(json.dumps({key: row[key] for key in LOGPS} | {"mask": row["mask"]}) + "\n"
                                               for row in rows))  # fmt: skip
     verdict = verdict_of(tmp_path / "d.jsonl")
-    assert verdict.mismatch.k3_interval[0] > 0 and (verdict.need, verdict.proposal) == ("undecided", None)
+    assert 0 < verdict.mismatch.k3_interval[0] < verdict.mismatch.k3 < verdict.mismatch.k3_interval[1]
+    assert (verdict.need, verdict.proposal) == ("undecided", None)
     assert verdict.reason.startswith("52 of ") and "log-probability below -1000, a mask's fill" in verdict.reason
     assert "the fill values count" in verdict.limitations[0]
 

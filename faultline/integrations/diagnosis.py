@@ -1,0 +1,28 @@
+"""The diagnosis of a batch as one line in the output of another program."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from algos.batch import Batch
+from algos.faults.diagnose import diagnose
+from harness.errors import UserError, printable
+
+
+def print_diagnosis(program: str, step: int, batch: Batch, tokens: Tensor | None) -> None:
+    """Print the diagnosis of a batch with logp_old, and where to look in `program` if there is a fault.
+
+    program: a name in `Diagnosis.check`. tokens: ids [B, T], or None. A batch whose mask is empty prints nothing.
+    """
+    if not bool(batch.mask.any()):
+        return
+    found = diagnose(batch, tokens=tokens)
+    check = f"; check {found.check[program]}" if program in found.check else ""
+    print(printable(f"faultline: step {step}: {found}{check}"), flush=True)
+
+
+def check_intervals(**intervals: int | None) -> None:
+    """Raise UserError on an interval in steps below 1. None stands for never."""
+    for name, every in intervals.items():
+        if every is not None and every < 1:
+            raise UserError(f"{name}={every}: give a whole number of at least 1, as 10 for every tenth step")

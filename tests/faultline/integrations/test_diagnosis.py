@@ -1,0 +1,34 @@
+"""The line that a hook prints: what is found, what to check in that program, and no terminal codes."""
+
+import pytest
+import torch
+
+from algos.batch import Batch
+from faultline.integrations.diagnosis import check_intervals, print_diagnosis
+from faultline.tools.replay.effect import padded
+from faultline.tools.replay.example import example
+from faultline.tools.replay.sources import Dump
+from harness.errors import UserError
+
+
+def test_a_batch_is_diagnosed_in_one_line(capsys):
+    """The shipped FP8 dump, and the same with its columns exchanged."""
+    (batch,) = map(padded, Dump(example("fp8")).batches())
+    print_diagnosis("verl", 7, batch, None)
+    print_diagnosis("verl", 8, batch._replace(logp_rollout=batch.logp_old, logp_old=batch.logp_rollout), None)
+    sound, swapped = capsys.readouterr().out.splitlines()
+    assert sound.startswith("faultline: step 7: consistent mean ratio 1.0005 ")
+    assert swapped.startswith("faultline: step 8: FAULT swapped: ")
+    assert swapped.endswith("; check rollout_log_probs against old_log_probs in the dump")
+
+
+def test_a_batch_without_tokens_prints_nothing(capsys):
+    none = torch.zeros(2, 3)
+    print_diagnosis("TRL", 0, Batch(none, none.bool(), none), None)
+    assert capsys.readouterr().out == ""
+
+
+def test_an_interval_below_one_is_refused():
+    check_intervals(every=1, diagnose=None)
+    with pytest.raises(UserError, match="diagnose=0: give a whole number of at least 1"):
+        check_intervals(every=1, diagnose=0)
