@@ -1,8 +1,10 @@
-"""The regimes of the study of the verdict (docs/decision.md): `python -m experiments.regimes list|admit`.
+"""The regimes of the study of the verdict (docs/decision.md): `python -m experiments.regimes list | starts SEED... | admit`.
 
 A regime is a bed (a model with its task, learning rate and loss) and a source of mismatch. Both are options:
-`+regime/bed=dense +regime/source=int8`. A bed counts only if its exact control is healthy, which `admit` decides before any
-other run: it trains the controls, and writes runs.csv, table.csv and table.md below experiments/study/verdict/admission.
+`+regime/bed=dense +regime/source=int8`. A seed counts only if RL can begin from its warm starts: `starts` makes them and adds
+their solve rates to experiments/study/verdict/starts.csv. A bed counts only if its exact control is healthy, which `admit`
+decides before any other run: it trains the controls, and writes runs.csv, table.csv and table.md in the folder `admission`
+beside it.
 """
 
 from __future__ import annotations
@@ -23,9 +25,12 @@ from analysis.results import Results
 from analysis.statistics.dose import LAST
 from experiments.plan import publish
 from harness.boundary import command
+from harness.build import build_task
 from harness.compose import compose
+from harness.config import parse
 from harness.errors import UserError
 from harness.run.folder import FINISHED
+from harness.train.warmstart import warm_start
 
 BEDS = ("dense", "dense_half", "ppo", "moe", "moe_half", "moe_ppo", "long20", "long32")
 PLANNED = {
@@ -43,14 +48,21 @@ PLANNED = {
     "stale_2": ("dense_half", "ppo", "long32"),
     "partial": ("ppo", "moe", "long20"),
 }
-"""Source of mismatch -> its planned beds, equally many for each source."""
+"""Source of mismatch -> its planned beds, as many for each source."""
 EACH = 3
 """Number of regimes per source of mismatch: one calibrates, the others are held out."""
 
-SEEDS = (60, 61, 62)
-"""Seeds of the admission of beds, which no other run of the study has."""
+STUDIED = (70, 71, 72, 73, 74)
+"""Seeds of the study."""
+SEEDS = (100, 101, 102)
+"""Seeds with which beds are admitted. No other run of the study has them."""
+STARTS = ("dense", "moe", "long20", "long32")
+"""One bed for each kind of warm start. The other beds begin from the warm start of one of these."""
+SOLVED, KEPT = 0.2, 400
+"""Bounds of a warm start from which RL can begin: the minimum solve rate, and the minimum number of kept prompts."""
 SWEEP = "verdict_admission"
 FOLDER = Path("experiments/study/verdict/admission")
+STARTS_FILE = FOLDER.parent / "starts.csv"
 GAIN, GAP, ENTROPY = 0.30, 0.15, 0.05
 """Bounds of a healthy control, on means over seeds: the minimum gain in held-out reward, the maximum excess of training over
 held-out reward, and the minimum final entropy in nats per token."""
@@ -59,7 +71,7 @@ TAIL = 20
 
 
 class Regime(NamedTuple):
-    """A regime: a source of mismatch on a bed."""
+    """A regime of the study: a source of mismatch on a bed (a model with its task, learning rate and loss)."""
 
     bed: str
     source: str
@@ -69,7 +81,7 @@ class Regime(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The sort key of the regime within its source: the SHA-256 of its name."""
+        """The sort key of the regime within its source: the SHA-256 of its name, as hexadecimal text."""
         return hashlib.sha256(str(self).encode()).hexdigest()
 
 
@@ -81,7 +93,8 @@ class Split(NamedTuple):
 
 
 def regimes(admitted: Collection[str] = BEDS) -> Split:
-    """The split of EACH regimes per source, on admitted beds; the first in the order of `Regime.place` calibrates.
+    """Split EACH regimes per source, on admitted beds, into calibration and held-out. The first in the order of `Regime.place`
+    calibrates.
 
     A planned bed that was not admitted is replaced by the next admitted one in the order of BEDS. A source with fewer beds
     than EACH is left out.
@@ -99,7 +112,7 @@ def regimes(admitted: Collection[str] = BEDS) -> Split:
 
 
 def train_command(*overrides: str) -> str:
-    """The command of a multirun on this machine, one run a core. Ended runs are skipped, others resume from their checkpoint."""
+    """The command of a multirun on this machine, one run a core. Ended runs are skipped, others resume from their checkpoints."""
     return " ".join(("python -m experiments.train -m hydra/launcher=local", *overrides))
 
 
@@ -110,12 +123,12 @@ def admission_command() -> str:
 
 
 def bed_of(config: Mapping[str, Any]) -> str:
-    """The bed of a recorded run. Raises UserError if the run is on no bed of the study."""
+    """The bed of a recorded run: its model, task, learning rate and loss. Raises UserError if it is no bed of the study."""
     return _named(_bed_keys(config), _beds(), "bed")
 
 
 def source_of(config: Mapping[str, Any]) -> str:
-    """The source of mismatch of a recorded run, `exact` for a control. Raises UserError if it is none of the study's."""
+    """The source of mismatch of a recorded run, `exact` for a control. Raises UserError if it is no source of the study."""
     return _named(_source_keys(config), _sources(), "source")
 
 
@@ -147,9 +160,34 @@ def _sources() -> dict[tuple, str]:
     return {_source_keys(compose("+regime/bed=moe", f"+regime/source={name}")): name for name in names}
 
 
+def starts(seeds: Collection[int]) -> pd.DataFrame:
+    """Make the warm starts of these seeds, and record each in starts.csv as it ends. Returns the whole table.
+
+    A row per seed and bed of STARTS: seed, bed, rate (share of solved prompts), kept (number of prompts), fit (rate ≥ SOLVED,
+    kept ≥ KEPT).
+    """
+    table = pd.read_csv(STARTS_FILE) if STARTS_FILE.is_file() else pd.DataFrame()
+    for seed in seeds:
+        for bed in STARTS:
+            config = parse(compose(f"+regime/bed={bed}", "+regime/source=exact", f"seed={seed}"))
+            warm = warm_start(config, build_task(config))
+            kept = len(warm.train) + len(warm.held_out)
+            row = {"seed": seed, "bed": bed, "rate": warm.solve_rate, "kept": kept}
+            row["fit"] = warm.solve_rate >= SOLVED and kept >= KEPT
+            table = pd.concat([table, pd.DataFrame([row])]).drop_duplicates(["seed", "bed"], keep="last")
+            STARTS_FILE.parent.mkdir(parents=True, exist_ok=True)
+            table.to_csv(STARTS_FILE, index=False)
+            if not row["fit"]:  # one unfit start decides
+                break
+    return table
+
+
 def controls(results: Results) -> pd.DataFrame:
-    """A row per finished control: bed, seed, start, end (mean of the last LAST held-out evaluations), train (mean of as many on
-    training prompts), entropy."""
+    """A row per finished control: bed, seed, start, end, train, entropy.
+
+    start: first held-out reward. end: mean of the last LAST held-out evaluations. train: mean of as many evaluations on
+    training prompts. entropy: mean of the last TAIL steps, in nats per token.
+    """
     rows = []
     for run, about in results.runs[results.runs.state.isin(FINISHED)].iterrows():
         steps = results.steps[results.steps.run == run]
@@ -168,7 +206,7 @@ def controls(results: Results) -> pd.DataFrame:
 
 
 def admission(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per bed that has all SEEDS: means of start, end, gain, gap and entropy, the least gain of a seed, admitted."""
+    """A row per bed that has all SEEDS: means of start, end, gain, gap and entropy, the least gain of a seed, and admitted."""
     rows = []
     for bed, part in runs.groupby("bed", sort=False):
         if set(part.seed) >= set(SEEDS):
@@ -192,7 +230,7 @@ def admit(root: Path = Path("runs")) -> None:
     """Train the exact control of every bed, and record the admitted beds."""
     words = admission_command().split()
     subprocess.run([sys.executable, *words[1:], f"run.root={root}"], check=True, env=os.environ)
-    runs = controls(load(root / SWEEP))
+    runs = controls(load(root / SWEEP, SEEDS))
     table = admission(runs)
     FOLDER.mkdir(parents=True, exist_ok=True)
     runs.to_csv(FOLDER / "runs.csv", index=False)
@@ -205,10 +243,12 @@ def main(words: list[str]) -> None:
         case ["list"]:
             for name, part in regimes()._asdict().items():
                 print(f"{name} ({len(part)}):", *part, sep="\n  ")
+        case ["starts", *seeds] if seeds and all(seed.isdecimal() for seed in seeds):
+            print(starts([int(seed) for seed in seeds]).to_string(index=False))
         case ["admit"]:
             admit()
         case _:
-            raise UserError("give list or admit: python -m experiments.regimes list")
+            raise UserError("give list, starts with seeds, or admit: python -m experiments.regimes list")
 
 
 if __name__ == "__main__":

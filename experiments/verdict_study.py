@@ -26,6 +26,7 @@ from analysis.results import Results
 from analysis.statistics.dose import LAST
 from analysis.statistics.tests import difference_p, equivalent_p, holm_of_planned
 from experiments.plan import Comparisons, StudyPlan, publish, record, recorded
+from experiments.regimes import STUDIED as SEEDS
 from experiments.regimes import Regime, Split, admitted, bed_of, regimes, source_of, train_command
 from harness.boundary import command
 from harness.compose import compose
@@ -34,7 +35,6 @@ from harness.run.folder import FINISHED, RunFolder
 
 ROOT, SWEEP = Path("runs"), "verdict"
 FOLDER = Path("experiments/study/verdict")
-SEEDS = range(70, 75)
 ARMS = {
     "none": "none",
     "token": "token_truncate",
@@ -42,15 +42,15 @@ ARMS = {
     "mask": "sequence_mask",
     "geometric": "geometric_token_mask",
 }
-"""Arm -> its correction. Further arms are each bed's control, and the verdict's setting if it is none of these."""
+"""Arm -> its correction. Further arms are the control of each bed, and the verdict's setting if it is none of these."""
 POLICIES = {"trainer": "", "sampler": "rollout_"}
 """Deployed policy -> prefix of its reward in the names of metrics, after eval/ and eval/train_."""
 EARLY = 20
-"""Number of first steps of a run whose mismatch the rules, the laws and the forecast may use."""
+"""Number of steps at the start of a run whose mismatch the rules, the laws and the forecast may use."""
 HARMED = 0.25
-"""Share of the control's gain in reward whose loss counts as harm in the forecast."""
+"""Share of the control's gain in reward. A loss of at least this share counts as harm in the forecast."""
 MARGIN = 0.02
-"""Difference of regret, in reward, within which two rules are equivalent."""
+"""Difference of regret, in reward, within which two rules count as equivalent."""
 
 
 # --- lists -------------------------------------------------------------------------------------------------------------------
@@ -66,8 +66,8 @@ def commands(
     """The commands of a list of runs, without the regimes whose runs are all in `done`.
 
     1: the controls. 2 to 4: the calibration regimes without correction, with the corrections, and with the verdict's settings.
-    5 to 7: the held-out regimes in these three ways. verdicts: those of the uncorrected runs, which lists 4 and 7 need. Raises
-    UserError on another number, and on missing verdicts.
+    5 to 7: the held-out regimes in these three ways. verdicts: the verdicts of the uncorrected runs, which lists 4 and 7 need.
+    Raises UserError on another number, and on missing verdicts.
     """
     if number == 1:
         left = _left([Regime(bed, "exact") for bed in beds], ["none"], done)
@@ -111,8 +111,10 @@ def _own_setting(regime: str, arm: str, seed: int) -> str:
 
 
 def arm_of_verdict(verdict: Mapping[str, Any]) -> str:
-    """The arm for an answer of `faultline replay --json`: none if it proposes nothing; "token 1.03" if no arm in ARMS has its
-    bound."""
+    """The arm that an answer of `faultline replay --json` proposes: none without a proposal, or for example "token 1.03".
+
+    The bound is a part of the name if it is not that of an arm in ARMS.
+    """
     proposal = verdict["proposal"]
     if proposal is None:
         return "none"
@@ -120,8 +122,10 @@ def arm_of_verdict(verdict: Mapping[str, Any]) -> str:
 
 
 def ask(results: Results, known: pd.DataFrame) -> pd.DataFrame:
-    """A row per uncorrected run: regime, seed, arm, need, k3 and tokens of a response, from `faultline replay` of its dump of
-    step 0. Rows in `known` are not computed again."""
+    """Run `faultline replay` on the dump of step 0 of each uncorrected run. Rows in `known` are not computed again.
+
+    Returns a row per run: regime, seed, arm, need, k3 in nats per token, and tokens of a response.
+    """
     rows = known.to_dict("records")
     asked = set(zip(known.regime, known.seed, strict=True))
     for run, about in results.runs.iterrows():
@@ -167,9 +171,10 @@ def _bare(correction: Mapping[str, Any]) -> tuple:
 def endpoints(results: Results) -> pd.DataFrame:
     """The endpoints of the study: a row per finished run and policy.
 
-    bed, source, arm, seed, policy; start, end and train: the first held-out reward, and the mean of the last LAST on held-out
-    and on training prompts; outcome, onset. From the first EARLY steps the medians k3, ess (of the sequence weights), identity
-    (|mean ratio − 1|) and gradient, and the mean tokens of a response. persistence_k: the first value measured.
+    bed, source, arm, seed, policy. start: the first held-out reward. end, train: means of the last LAST evaluations on
+    held-out and on training prompts. outcome, onset. k3, ess (of the sequence weights), identity (|mean ratio − 1|), gradient:
+    medians of the first EARLY steps. tokens: mean tokens of a response in these steps. persistence_k: the first value
+    measured.
     """
     medians = {"k3": "rollout_corr/k3_kl", "ess": "mismatch/ess_sequence", "gradient": "actor/grad_norm"}
     rows = []
@@ -191,11 +196,11 @@ def endpoints(results: Results) -> pd.DataFrame:
 
 
 RUN = ["bed", "source", "arm", "seed", "policy"]
-"""The columns that name a row of the endpoints."""
+"""Columns that identify a row of the endpoints."""
 
 
 def added(known: pd.DataFrame, more: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
-    """`known`, and the rows of `more` whose values in `columns` are not in it: what was recorded stays."""
+    """Return `known` with the rows of `more` whose values in `columns` it lacks. Rows that were recorded stay unchanged."""
     new = more[~more.set_index(columns).index.isin(known.set_index(columns).index)] if len(known) else more
     return pd.concat([known, new], ignore_index=True).sort_values(columns, ignore_index=True)
 
@@ -206,7 +211,7 @@ def done(runs: pd.DataFrame) -> Runs:
 
 
 QUESTIONS = {"held_out/own": "trainer", "held_out/rollout": "sampler"}
-"""Name of a pair of prompts and policy in questions.jsonl -> deployed policy."""
+"""Key of questions.jsonl, a pair of prompts and policy -> deployed policy."""
 
 
 def questions(results: Results) -> pd.DataFrame:
@@ -229,10 +234,10 @@ def questions(results: Results) -> pd.DataFrame:
 
 
 class Seen(NamedTuple):
-    """The information on a run without correction from which a rule chooses an arm.
+    """The information from which a rule chooses an arm for a run: that of the run without correction.
 
-    k3 in nats per token; persistence over 20 syncs, 0 if unmeasured; tokens of a response; verdict: the arm that the current
-    verdict of `faultline replay` names.
+    k3: nats per token. persistence: over 20 syncs, 0 if unmeasured. tokens: mean of a response. verdict: the arm that the
+    current verdict of `faultline replay` names.
     """
 
     k3: float
@@ -246,8 +251,11 @@ Rule = Callable[[Seen], str]
 
 
 class Cutoffs(NamedTuple):
-    """Cut-offs of verdict v2 for one deployed policy. It chooses no correction below k3 or below persistence. Else it chooses
-    `short` for responses of at most `tokens`, and `long` for longer ones."""
+    """The rule of verdict v2 for one deployed policy, with its cut-offs.
+
+    The rule chooses no correction below `k3` or below `persistence`. Otherwise it chooses `short` for responses of at most
+    `tokens`, and `long` for longer ones.
+    """
 
     k3: float = 0.0
     persistence: float = -1.0
@@ -297,8 +305,8 @@ def regret(ends: pd.DataFrame, chosen: Mapping[int, str]) -> float:
     ends: [seeds, arms]. chosen: seed -> arm of the rule. For each choice S of half of the seeds, rounded down,
         best(S) = argmax over ARMS of the mean of S
         regret(S) = mean over the other seeds s of ends[s, best(S)] − ends[s, chosen(s)]
-    and the regret is the mean over all S. Were both taken from the same seeds, the best arm's noise would count as regret. A
-    rule that is as good as the best arm may have a negative one.
+    and the regret is the mean over all S. If the best arm were chosen and scored on the same seeds, its noise would count as
+    regret. A rule that is as good as the best arm may have a negative regret.
     """
     found = []
     for some in combinations(ends.index, len(ends) // 2):
@@ -314,7 +322,7 @@ def gains(runs: pd.DataFrame) -> pd.Series:
 
 
 def regrets(runs: pd.DataFrame, about: pd.DataFrame, policy: str, named: Mapping[str, Rule]) -> pd.DataFrame:
-    """A row per regime and rule: arm (the rule's name), regime, policy, regret in reward, share of the control's gain.
+    """A row per regime and rule: arm (the rule's name), regime, policy, regret in reward, and share of the control's gain.
 
     Raises UserError if a run that a rule chooses is missing.
     """
@@ -338,7 +346,10 @@ def regrets(runs: pd.DataFrame, about: pd.DataFrame, policy: str, named: Mapping
 
 
 def tuned(runs: pd.DataFrame, about: pd.DataFrame, policy: str) -> tuple[Cutoffs, str]:
-    """The cut-offs of verdict v2 and the constant arm with the least mean regret share on these regimes; ties go to the first."""
+    """The cut-offs of verdict v2 and the constant arm with the least mean regret share on the given runs.
+
+    Ties go to the first.
+    """
     candidates: dict[str, Rule] = {str(i): cut for i, cut in enumerate(GRID)}
     candidates |= {arm: constant(arm) for arm in ARMS}
     means = regrets(runs, about, policy, candidates).groupby("arm").share.mean().round(12)
@@ -359,8 +370,8 @@ PLANS = {
     "below": _plan("share", BELOW, difference_p),
     "equivalent": _plan("regret", BELOW[:1], partial(equivalent_p, margin=MARGIN)),
 }
-"""Claim -> its comparisons over the held-out regimes, each regime a pair. Four comparisons of a policy share Holm's
-adjustment; "below" also needs a negative difference."""
+"""Claim -> its comparisons over the held-out regimes, each regime a pair. The four comparisons of a policy share Holm's
+adjustment. The claim "below" also needs a negative difference."""
 
 
 def claims(rows: pd.DataFrame) -> pd.DataFrame:
@@ -372,8 +383,10 @@ def claims(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def without_a_source(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row per policy and rule: the mean of its regret share over all regimes. `least` and `greatest` are the extremes of that
-    mean when one source of mismatch is left out.
+    """A row per policy and rule: mean, least, greatest.
+
+    mean: the mean of its regret share over all regimes. least, greatest: extremes of this mean when one source of mismatch is
+    left out.
     """
     source = rows.regime.str.partition("/")[2]
     others = [rows[source != one].groupby(["policy", "arm"]).share.mean() for one in source.unique()]
@@ -388,7 +401,7 @@ def without_a_source(rows: pd.DataFrame) -> pd.DataFrame:
 def tau(persistence: Mapping[int, float]) -> float:
     """τ = 1 + 2·Σ_{k=1..20} ρ_k, the factor by which a persistent mismatch outweighs a fresh one of its size.
 
-    persistence: lag in syncs -> ρ, at 1, 5 and 20; from ρ_0 = 1 on it is interpolated linearly.
+    persistence: lag in syncs -> ρ, at 1, 5 and 20. ρ is interpolated linearly, from ρ_0 = 1 on.
     """
     lags = np.array([0, *sorted(persistence)])
     known = np.array([1.0, *(persistence[lag] for lag in sorted(persistence))])
@@ -398,8 +411,8 @@ def tau(persistence: Mapping[int, float]) -> float:
 def costs(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
     """A row per regime: its cost without correction and its early signals.
 
-    Columns: regime, cost (lost share of the control's gain), k3, dose = k3·tau, the other early signals, the share of seeds that
-    collapsed, and the median onset.
+    Columns: regime, cost (lost share of the control's gain), k3, dose = k3·tau, the other early signals, collapsed (share of
+    seeds), and onset (median).
     """
     gain = gains(runs)
     control = runs[(runs.source == "exact") & (runs.policy == policy)].groupby("bed").end.mean()
@@ -468,7 +481,7 @@ def _verdicts() -> pd.DataFrame:
 
 
 def _of(runs: pd.DataFrame, part: list[Regime]) -> pd.DataFrame:
-    """The rows of the runs in these regimes, and of the controls."""
+    """Rows of the runs in the regimes of `part`, and of the controls."""
     names = set(map(str, part))
     return runs[(runs.source == "exact") | (runs.bed + "/" + runs.source).isin(names)]
 

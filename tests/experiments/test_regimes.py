@@ -4,23 +4,26 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 from experiments.regimes import (
     BEDS,
     EACH,
     PLANNED,
     SEEDS,
+    STUDIED,
     Regime,
     admission,
     admitted,
     bed_of,
     regimes,
     source_of,
+    starts,
 )
-from experiments.verdict_study import SEEDS as STUDIED
 from harness.compose import compose
 from harness.config import parse
 from harness.errors import UserError
+from harness.train.warmstart import WarmStart
 from harness.validate import check
 
 CONF = Path("experiments/conf/regime")
@@ -96,3 +99,20 @@ def test_a_bed_is_admitted_by_gain_gap_and_entropy(tmp_path):
         admitted(tmp_path)
     table.to_csv(tmp_path / "table.csv", index=False)
     assert admitted(tmp_path) == ["dense"]
+
+
+def test_a_warm_start_counts_by_its_solve_rate_and_its_prompts(tmp_path, monkeypatch):
+    """0.2 and 400 are the bounds. A seed that is asked for again keeps one row a start."""
+    made = {"dense": (0.2, 400), "moe": (0.9, 864), "long20": (0.5, 399), "long32": (0.9, 864)}
+
+    def small(config, task):
+        name = next(name for name in made if bed_of(config.model_dump(mode="json")) == name)
+        rate, kept = made[name]
+        return WarmStart({}, torch.zeros(kept - 100, 1), torch.zeros(100, 1), rate)
+
+    monkeypatch.setattr("experiments.regimes.warm_start", small)
+    monkeypatch.setattr("experiments.regimes.STARTS_FILE", tmp_path / "verdict" / "starts.csv")
+    assert starts([7]).fit.tolist() == [True, True, False]  # the fourth is not made
+    table = starts([7, 8])
+    assert sorted(table.seed) == 3 * [7] + 3 * [8]
+    assert pd.read_csv(tmp_path / "verdict" / "starts.csv").equals(table.reset_index(drop=True))
