@@ -1,19 +1,13 @@
-"""Dumps without a fault, from short runs on the chain task, which the diagnosis must call consistent.
-
-`python -m experiments.faults.clean FOLDER SEED...` writes FOLDER/<seed>/<arm>/dumps/*.parquet. Existing runs are skipped.
-"""
+"""Arms without a fault: short runs on the chain task, whose dumps the diagnosis must call consistent."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-from harness.boundary import command
 from harness.compose import compose
 from harness.config import Config, parse
 
-LAST, EVERY = 25, 6
+LAST, EVERY = 25, 2
 BASE = (
     "tracking=disabled",
     "task.modulus=9",
@@ -52,26 +46,6 @@ ARMS: dict[str, tuple[str, ...]] = {
 
 
 def config(folder: Path, arm: str, seed: int, *more: str) -> Config:
-    """The config of an arm's run, whose folder is named by a hash below FOLDER/<seed>-<arm>."""
+    """The config of an arm's run. The run's folder is named by a hash, below `folder`/<seed>-<arm>. more: further overrides."""
     own = (f"run.root={folder}", f"run.sweep={seed}-{arm}", f"seed={seed}")
     return parse(compose(*BASE, *own, *ARMS[arm], *more))
-
-
-def dumps(folder: Path, seed: int) -> Iterator[tuple[str, Path]]:
-    """(arm, file) of every dump without a fault for one seed."""
-    for arm in ARMS:
-        yield from ((arm, path) for path in sorted((folder / f"{seed}-{arm}").glob("*/dumps/*.parquet")))
-
-
-def main(folder: Path, seeds: list[int]) -> None:
-    """Train every arm without a fault with every seed."""
-    from harness.run.loop import train
-
-    for seed in seeds:
-        for arm in ARMS:
-            print(seed, arm, train(config(folder, arm, seed)), flush=True)
-
-
-if __name__ == "__main__":
-    with command():
-        main(Path(sys.argv[1]), [int(seed) for seed in sys.argv[2:]])

@@ -27,15 +27,16 @@ SIZES: dict[str, tuple[float, ...]] = {
 }
 """Fault -> its sizes.
 
-rollout_zero, rollout_floor: share of tokens with 0 or -1e9 in the rollout's column. shift, permuted, eos_*: share of responses.
-duplicates: share of rows that repeat another. prompt_fill: number of tokens at 0 in both columns before each response. padding:
-number of such tokens after the longest response, with shorter ones filled up to the same length.
-"""
+rollout_zero, rollout_floor: share of tokens with 0 or -1e9 in the rollout's column.
+shift, permuted, eos_*: share of responses.
+duplicates: share of rows that repeat another.
+prompt_fill: number of tokens with log-probability 0 in both columns before each response.
+padding: number of tokens with log-probability 0 after the longest response; shorter responses are filled up to its length."""
 FLOOR = -1e9
 
 
 def edited(batch: Batch, fault: str, size: float, seed: int) -> Batch:
-    """The batch of a clean dump, edited to have a fault."""
+    """Return the batch of a clean dump, edited to have a fault of the given size."""
     return EDITS[fault](batch, size, generator(seed, "fault edit"))
 
 
@@ -123,7 +124,10 @@ def _mapped(batch: Batch, longer: Callable[[Tensor | None, float | bool], Tensor
 
 
 def _at_end(column: str) -> Callable[[Batch, float, torch.Generator], Batch]:
-    """Set the last token of a share of the responses to 0 in one column, as if that side did not score the end of sequence."""
+    """Return an edit that sets the last token of a share of the responses to 0 in one column.
+
+    The result is as if that side did not score the end of sequence.
+    """
 
     def edit(batch: Batch, size: float, draws: torch.Generator) -> Batch:
         last = batch.mask & (batch.mask.flip(-1).cumsum(-1).flip(-1) == 1) & _chosen(batch, size, draws)[:, None]

@@ -13,7 +13,9 @@ from harness.dumps.schema import responses
 
 
 def batch(path: Path) -> tuple[Batch, torch.Tensor | None, torch.Tensor | None]:
-    """(batch, versions [B, T], tokens [B, T]) of a parquet dump of one row group; None for a column that the dump lacks."""
+    """Return (batch, versions [B, T], tokens [B, T]) of a parquet dump with one row group; None for a column that the dump
+    lacks.
+    """
     (table,) = read(path)
     flat = responses(table)
     lengths = torch.from_numpy(flat.offsets).diff()

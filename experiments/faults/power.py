@@ -1,0 +1,107 @@
+"""`python -m experiments.faults.power`: how many responses a fault needs, from dumps of the plan cut into smaller ones.
+
+The dumps are those of one seed of the chain task, at the middle sizes, cut into disjoint parts of whole prompts. An edit is made
+to each part by itself. Recorded dumps are not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from algos.faults.diagnose import diagnose
+from analysis.frames import markdown
+from experiments.faults import edits, inject, plan, real
+from experiments.faults.inject import Key, Made
+from experiments.faults.report import NAMES
+from harness.boundary import command
+
+RECORD = Path(__file__).parents[1] / "study" / "faults" / "power.csv"
+SEED = max(plan.CHAIN, key=lambda seed: plan.CHAIN[seed].responses)
+NUMBERS = [8 * 2**i for i in range(7)]
+"""Numbers of responses of a part."""
+MOST = 16
+"""Maximum number of parts with equally many responses."""
+SHARE = 0.9
+"""Minimum share of the parts that must be named right."""
+BY_EDIT = {fault: plan.middle(sizes) for fault, sizes in edits.SIZES.items() if fault not in real.SIZES}
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Record the dumps that the record lacks, then print the table."""
+    done = set(pd.read_csv(arguments.record)["key"]) if arguments.record.exists() else set()
+    for key, parts in cuts(arguments.runs, lambda key: str(key) not in done):
+        arguments.record.parent.mkdir(parents=True, exist_ok=True)
+        counted(key, parts).to_csv(arguments.record, mode="a", header=not arguments.record.exists(), index=False)
+        print(key, flush=True)
+    print(markdown(table(pd.read_csv(arguments.record))))
+
+
+def cuts(folder: Path, wanted: inject.Wanted) -> Iterator[tuple[Key, list[Made]]]:
+    """Generate a key and the parts of its dump, for every fault that is not held out and for dumps without one."""
+
+    def cut(key: Key) -> bool:
+        usual = key.seed == SEED and key.fault not in BY_EDIT and key.fault not in plan.HELD_OUT
+        at_middle = key.fault == "clean" or key.size == plan.middle(real.SIZES[key.fault])
+        edited = key.fault == "clean" and any(wanted(_of_edit(key, fault)) for fault in BY_EDIT)
+        return usual and at_middle and (wanted(key) or edited)
+
+    for made in inject.chain(folder, lambda key: cut(key) if key.fault in real.CASES else False):
+        whole = list(cut_up(made))
+        if wanted(made.key):
+            yield made.key, whole
+        if made.key.fault == "clean":
+            for fault, size in BY_EDIT.items():
+                if wanted(key := _of_edit(made.key, fault)):
+                    yield key, [Made(key, edits.edited(part.batch, fault, size, SEED + i)) for i, part in enumerate(whole)]
+
+
+def _of_edit(key: Key, fault: str) -> Key:
+    return key._replace(fault=fault, size=BY_EDIT[fault])
+
+
+def cut_up(made: Made) -> Iterator[Made]:
+    """Generate disjoint parts of a dump for each of `NUMBERS`, at most `MOST` of each."""
+    for n in NUMBERS:
+        for start in range(0, len(made.batch.mask) - n + 1, n)[:MOST]:
+            rows = slice(start, start + n)
+            yield Made(made.key, made.batch.rows(rows), None if made.tokens is None else made.tokens[rows])
+
+
+def counted(key: Key, parts: list[Made]) -> pd.DataFrame:
+    """A row per number of responses: how many parts there were, and how many of them were named right."""
+    expected = NAMES.get(key.fault, key.fault)
+    rows = []
+    for part in parts:
+        found = diagnose(part.batch, precision=key.precision, tokens=part.tokens)
+        right = found.kind == "consistent" if expected == "clean" else found.fault == expected and found.kind == "fault"
+        rows.append({"responses": len(part.batch.mask), "parts": 1, "right": int(right)})
+    of_number = pd.DataFrame(rows).groupby("responses", as_index=False).sum()
+    return of_number.assign(key=str(key), fault=key.fault, size=key.size, precision=key.precision)
+
+
+def table(record: pd.DataFrame) -> pd.DataFrame:
+    """A row per fault and precision: parts named right by number of responses, and the least number that shows the fault."""
+    rows = []
+    for (fault, size, precision), part in record.groupby(["fault", "size", "precision"], sort=False):
+        part = part.set_index("responses")
+        short = [n for n in NUMBERS if part.loc[n, "right"] < SHARE * part.loc[n, "parts"]]
+        least = next((n for n in NUMBERS if n > max(short, default=0)), None)
+        shares = {str(n): f"{part.loc[n, 'right']}/{part.loc[n, 'parts']}" for n in NUMBERS}
+        rows.append({"fault": fault, "size": f"{size:g}", "precision": precision, "needs": str(least or "more"), **shares})
+    return pd.DataFrame(rows)
+
+
+def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m experiments.faults.power", description="How many responses a fault needs.")
+    parser.add_argument("--runs", type=Path, default=Path("runs/faults"), help="folder of the trained runs")
+    parser.add_argument("--record", type=Path, default=RECORD)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    with command():
+        main(parsed())

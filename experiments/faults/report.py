@@ -1,0 +1,79 @@
+"""Report on how the diagnosis named the dumps of the plan: confusion matrix, and comparison with the aims."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.frames import markdown
+from experiments.faults import edits, real
+from experiments.faults.inject import STALE
+from experiments.faults.plan import AIM_ACCUSED, AIM_NAMED, HELD_OUT, middle
+from harness.errors import UserError
+
+NAMES = {
+    "bos": "prompt", "template": "prompt", "prefix": "prompt", "top_p": "truncated_sampling", "top_k": "truncated_sampling",
+    "prompt_in_mask": "mask", "prompt_fill": "mask", "padding": "mask", "log2": "log_base", "log10": "log_base",
+    "eos_trainer": "eos", "eos_rollout": "eos", "rollout_zero": "fill", "rollout_floor": "fill",
+}  # fmt: skip
+"""Name of an injected fault -> its name in the diagnosis, where the two differ."""
+SIZES = edits.SIZES | real.SIZES | {"stale": tuple(STALE)}
+
+
+def read(record: Path) -> pd.DataFrame:
+    """Read the record of diagnosed dumps as a table. Raises UserError if there is none.
+
+    Columns that are added: said (the diagnosed fault, "unknown" or "consistent"), right (whether that is right), middle
+    (whether the fault has its middle size).
+    """
+    if not record.exists():
+        raise UserError(f"{record}: no dump is recorded; give --make")
+    frame = pd.read_csv(record, keep_default_na=False)
+    frame["said"] = frame["named"].where(frame["kind"] == "fault", frame["kind"])
+    expected = frame["fault"].map(lambda fault: NAMES.get(fault, fault)).replace("clean", "consistent")
+    left_out = frame["fault"].map(HELD_OUT)
+    of_question = (frame["kind"] == "unknown") | ((frame["kind"] == "fault") & (frame["question"] == left_out))
+    frame["right"] = (frame["said"] == expected).where(left_out.isna(), of_question)
+    frame["middle"] = [
+        fault in SIZES and size == middle(SIZES[fault]) for fault, size in frame[["fault", "size"]].itertuples(index=False)
+    ]
+    return frame
+
+
+def report(record: Path) -> str:
+    """Return the table of the aims and the confusion matrix as Markdown."""
+    frame = read(record)
+    return f"{markdown(aims(frame))}\n\n{markdown(matrix(frame))}"
+
+
+def aims(frame: pd.DataFrame) -> pd.DataFrame:
+    """A row per aim: which dumps, their number, the number that was named right, and the aimed share."""
+    clean, left_out = frame["fault"] == "clean", frame["fault"].isin(list(HELD_OUT))
+    parts = {
+        "faults at their middle size": (frame["middle"] & ~left_out, f"at least {AIM_NAMED:.0%}"),
+        "no fault": (clean, f"at least {1 - AIM_ACCUSED:.0%}, and all"),
+        "left-out faults": (left_out, "all"),
+    }
+    rows = [
+        {"dumps": name, "number": int(part.sum()), "right": int(frame[part]["right"].sum()), "aim": aim}
+        for name, (part, aim) in parts.items()
+    ]
+    return pd.DataFrame(rows)
+
+
+def matrix(frame: pd.DataFrame) -> pd.DataFrame:
+    """A row per fault: its sizes, dumps named right of all dumps at each size, and the wrong answers at all sizes."""
+    rows = []
+    for fault, part in frame.assign(size=frame["size"].where(frame["fault"] != "clean", 0)).groupby("fault", sort=False):
+        by_size = [(size, group["right"]) for size, group in part.groupby("size", sort=False)]
+        wrong = part.loc[~part["right"], "said"].value_counts()
+        rows.append(
+            {
+                "injected": f"{fault} (left out)" if fault in HELD_OUT else fault,
+                "sizes": ", ".join(f"{size:g}" for size, _ in by_size),
+                "right": ", ".join(f"{int(right.sum())}/{len(right)}" for _, right in by_size),
+                "wrong answers": ", ".join(f"{answer} {count}" for answer, count in wrong.items()),
+            }
+        )
+    return pd.DataFrame(rows)
