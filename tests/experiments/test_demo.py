@@ -1,0 +1,54 @@
+"""The demo: its table and its last line from ends by hand, and the whole of it in a few steps."""
+
+import re
+
+import pytest
+
+from experiments.demo import ARMS, End, main, outcome, table
+from harness.errors import UserError
+
+CONTROL, NONE = End(0.0, 0.75, 0.75), End(9e-2, 0.35, 0.65)
+
+
+def test_the_last_line_says_how_much_of_the_loss_came_back():
+    """0.35 to 0.65 of 0.75: 0.30 of 0.40 lost."""
+    line = outcome(CONTROL, NONE, End(9e-2, 0.65, 0.6), "fixed", "correction=token_truncate", 2)
+    assert line == (
+        "fixed cost 0.40. The verdict said correction=token_truncate; with it the reward rose by 0.30 (75% of what was lost). "
+        "2 seeds prove nothing yet."
+    )
+
+
+@pytest.mark.parametrize(
+    ("none", "followed", "said"),
+    [
+        (NONE, End(0.1, 0.30, 0.1), "the reward fell by 0.05 further. 1 seed proves nothing yet."),
+        (End(0.1, 0.80, 0.8), End(0.1, 0.85, 0.8), "the reward rose by 0.05. 1 seed proves nothing yet."),
+        (NONE, None, "The verdict proposed no correction for fixed, which ended 0.40 below the control."),
+    ],
+)
+def test_a_loss_is_told_as_plainly_as_a_gain(none, followed, said):
+    assert outcome(CONTROL, none, followed, "fixed", "correction=token_truncate", 1).endswith(said)
+
+
+def test_the_table_has_the_followed_arm_last():
+    lines = table({arm: CONTROL for arm in ARMS}, "w4a4", NONE)
+    assert len(lines) == 1 + len(ARMS) + 1 and lines[-1].startswith("W4A4, as the verdict says")
+    assert lines[-1].split()[-3:] == ["0.35", "0.65", "9.0e-02"]
+
+
+@pytest.mark.parametrize("words", [[], ["x"], ["steps=3"]])
+def test_seeds_are_asked_for(words):
+    with pytest.raises(UserError, match="give the seeds first"):
+        main(words)
+
+
+@pytest.mark.slow
+def test_the_demo_in_two_steps(tmp_path, capfd):
+    """Every part runs for real: 12 runs, the verdict on the most harmed arm's dump, its setting, the report."""
+    few = ["steps=2", "warmstart.steps=20", "warmstart.keep_low=0", "evaluation.every=1"]
+    main(["3", *few, f"run.root={tmp_path}", "tracking=disabled"])
+    out = capfd.readouterr().out
+    assert re.search(r"LOG-PROBABILITIES +consistent", out) and "VERDICT" in out
+    assert (tmp_path / "demo" / "report.html").exists()
+    assert out.rstrip().splitlines()[-1].endswith(("1 seed proves nothing yet.", "below the control."))
