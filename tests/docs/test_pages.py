@@ -81,8 +81,8 @@ def test_a_list_stands_apart(page):
 # --- commands --------------------------------------------------------------------------------------------------------------
 
 LEFT_ALONE = {
-    "apptainer", "cd", "do", "docker", "done", "eval", "export", "for", "git", "gzip", "optuna-dashboard", "pip", "source", "ssh",
-    "wc",
+    "apptainer", "cd", "do", "docker", "done", "eval", "export", "for", "git", "gzip", "mkdir", "optuna-dashboard", "pip",
+    "source", "ssh", "wc",
 }  # fmt: skip
 """Programs of others, and the shell's own words."""
 PLACEHOLDER = re.compile(r"^\.\.\.$|\$|=[A-Z]{4,}$")

@@ -1,0 +1,90 @@
+"""README.md is short, and what it shows is what its commands print."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from experiments.second_picture import FINDING
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SCREEN = 26
+"""Lines that a reader sees first."""
+
+
+def block(language: str) -> str:
+    """The one block of a language."""
+    (body,) = re.findall(rf"^```{language}\n(.*?)^```", README, re.M | re.S)
+    return body
+
+
+def run(*words: str, cwd: Path) -> str:
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=cwd, check=True).stdout
+
+
+def test_it_is_short():
+    assert len(README.splitlines()) < 90
+    assert len(README.split()) < 900
+
+
+@pytest.fixture(scope="module")
+def verdict(tmp_path_factory):
+    """The lines that `faultline replay --example` prints."""
+    return [
+        line.rstrip() for line in run("-m", "faultline", "replay", "--example", cwd=tmp_path_factory.mktemp("x")).splitlines()
+    ]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md", "docs/replay.md"])
+def test_the_shown_lines_are_the_real_output_in_its_order(verdict, page):
+    """A block that begins with the verdict's first line has its lines in its order; "..." stands for some that are left out."""
+    shown = [
+        body.splitlines() for body in re.findall(r"^```text\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
+    ]
+    (lines,) = [body for body in shown if "18,962 tokens" in "".join(body[:2])]
+    printed = iter(verdict)
+    for line in lines:
+        assert line == "..." or line.startswith("Page: ") or line in printed, f"not printed there: {line}"
+
+
+def test_the_snippet_prints_what_its_comment_says(tmp_path):
+    """ρ is e¹ and e⁰, and the cap is 2."""
+    snippet = block("python")
+    said = re.search(r"print\(.*\)  # (.*)", snippet)[1]
+    assert run("-c", snippet, cwd=tmp_path).strip() == said == "[[2.0, 1.0]]"
+
+
+@pytest.mark.parametrize(
+    "word", ["TIS", "arm", "arms", "control", "pg", "baseline", "IcePop", "R3", "W4A4", "NVFP4", "geometric"]
+)
+def test_the_first_screen_needs_no_glossary(word):
+    assert not re.search(rf"\b{word}\b", "\n".join(README.splitlines()[:SCREEN]))
+
+
+@pytest.mark.parametrize("word", ["ESS", "K3"])
+def test_a_term_of_the_verdict_is_explained_below_it(word):
+    _, below = README.split(block("text"))
+    assert re.search(rf"\b{word}\b.{{0,20}} is the ", below)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/getting-started.md"])
+def test_the_three_doors_are_the_same_everywhere(page):
+    text = (ROOT / page).read_text(encoding="utf-8").lower()
+    places = [text.index(door) for door in ("replay a dump of my run", "run the demo, then a sweep", "import my config")]
+    assert places == sorted(places)
+
+
+def test_the_versions_of_package_citation_and_changelog_are_one():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    cited = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.M)[1]
+    latest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)[1]
+    assert project == cited == latest
+
+
+def test_its_one_picture_has_the_finding_as_its_title():
+    pictures = re.findall(r"!\[(.*)\]\((.*)\)", README)
+    assert pictures == [(FINDING, "docs/persistence.png")]
