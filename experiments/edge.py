@@ -37,8 +37,11 @@ PREFIX = {"moe_advised": "advised band, ", "moe_noise": "selection noise, ", "mo
 
 
 def rewards(results: Results, trained: int) -> pd.DataFrame:
-    """A row per ended run: arm, seed, reward (the endpoint: the mean of the last LAST held-out evaluations), best,
-    training_reward (mean of the last `trained` RL steps), outcome, onset, k3."""
+    """A row per ended run: arm, seed, outcome, onset, reward, best, training_reward, k3.
+
+    reward: the endpoint, the mean of the last LAST held-out evaluations. best: the largest held-out reward. training_reward:
+    the mean reward of the last `trained` RL steps. k3: nats per token.
+    """
     ended, steps = results.ended, results.steps.assign(run=results.steps.run.astype(str))
     evaluated = steps[steps["eval/reward"].notna()].groupby("run")["eval/reward"]
     sampled = steps[steps["reward/rollout"].notna()].groupby("run")["reward/rollout"]
@@ -51,7 +54,7 @@ def rewards(results: Results, trained: int) -> pd.DataFrame:
 
 
 def endpoints(sources: list[Path]) -> pd.DataFrame:
-    """A row per ended run of the arms that have every planned seed: the columns of `rewards`, and run."""
+    """A row per ended run of the arms that have every planned seed: the columns of `rewards`, and `run`."""
     tables = []
     for source in sources:
         table = rewards(load(source), TRAINED)

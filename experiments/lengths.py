@@ -1,7 +1,8 @@
 """The gradient by response length: `python -m experiments.lengths FOLDER` tabulates the cost and the gain of a weight.
 
-FOLDER holds <precision>-<tokens>.csv, each the paired.csv of one run of `faultline gradient --paired`, which compares methods
-with no correction. FOLDER/table.md has them by length. The plan is in docs/study.md, "Where the sequence weight pays".
+FOLDER holds files <precision>-<tokens>.csv. Each is the paired.csv of one run of `faultline gradient --paired`, which compares
+methods with no correction. FOLDER/table.md has the results by length. The plan is in docs/study.md, "Where the sequence weight
+pays".
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SHOWN = {
 
 
 def letter(response: str, record: dict[str, Any]) -> float:
-    """The task's verifier: the share of the response's letters that are an e; 0 without a letter.
+    """Reward a response with the share of its letters that are an e; 0 without a letter. It is the verifier of the task.
 
     Every token changes this reward, at any length.
     """
@@ -35,7 +36,7 @@ def letter(response: str, record: dict[str, Any]) -> float:
 
 
 def by_length(folder: Path) -> pd.DataFrame:
-    """A row per rollout, length and method, sorted by length. Raises UserError if FOLDER has no table."""
+    """A row per rollout, length and method, sorted by length. Raises UserError if the folder has no table."""
     tables = [(*path.stem.rpartition("-")[::2], path) for path in folder.glob("*-[0-9]*.csv")]
     if not tables:
         raise UserError(f"{folder}: no <precision>-<tokens>.csv there; copy the paired.csv of each run there under such a name")
@@ -57,7 +58,7 @@ def by_length(folder: Path) -> pd.DataFrame:
 
 
 def _spread(row: dict[str, Any], name: str, form: str) -> str:
-    """A ratio with its interval; empty if undefined, such as for no correction against itself."""
+    """A ratio with its interval as text; empty if undefined, such as for no correction against itself."""
     if pd.isna(row[name]):
         return ""
     return f"{row[name]:{form}} ({row[f'{name} low']:{form}} to {row[f'{name} high']:{form}})"

@@ -3,8 +3,8 @@
     python -m experiments.options > docs/options.md
 
 The fate of a key or option is the reason to keep it. Evidence of use comes first: the studies' records, commands in the
-documents, searches, GPU recipes and benchmarks. Else a key may serve a planned study, the import of other programs' configs, a
-paper's setting, or a plug-in with its own file. A test names those without a fate.
+documents, searches, GPU recipes and benchmarks. Otherwise a key may serve a planned study, the import of other programs'
+configs, a paper's setting, or a plug-in with its own file. A test names the keys and options without a fate.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ PLUGINS = {
     "collapse.*": "harness/collapse/detectors.py",
     "critic.*": "harness/train/critic.py",
     "diagnostics.persistence.*": "harness/train/persistence.py",
-    "dump.*": "harness/train/data/dump.py",
+    "diagnostics.every": "harness/train/options/observers.py",
+    "dump.*": "harness/train/options/observers.py",
     "evaluation.probe": "harness/train/probes.py",
     "overlong.*": "harness/train/options/overlong.py",
     "rollout.partial_tokens": "harness/train/options/partial.py",
@@ -74,7 +75,7 @@ PLUGINS = {
 NONE = "**nothing yet**"
 """Text in the table for a key or option that has no reason to stay."""
 WHOLE = ("actor.precision", "evaluation.probe")
-"""Sections of the config with a row of their own, since they are chosen as a whole."""
+"""Sections of the config with a row of their own, because they are chosen as a whole."""
 BY_OPTION = ("task.", "model.", "loss.", "advantage.", "rollout.engine.", "rollout.precision.", "collapse.detectors.")
 """Prefixes of the sections in which each option has its own values."""
 LISTED = (
@@ -87,7 +88,7 @@ CHOSEN = ("reduce.mode", *(f"{group.replace('/', '.')}.name" for group in LISTED
 
 
 class Used(NamedTuple):
-    """The config uses of a text or a table of runs: keys with non-default values, and options as group=name."""
+    """The parts of the config that a text or a table of runs uses: keys with non-default values, and options as group=name."""
 
     keys: set[str]
     options: set[str]
@@ -124,7 +125,7 @@ def defaults() -> dict[str, Any]:
 
 
 def _named(key: str) -> str:
-    """The row to which a key belongs: NAME stands for user-chosen names, and a section chosen as a whole is one row."""
+    """The row to which a key belongs: NAME replaces user-chosen names, and a section chosen as a whole is one row."""
     key = re.sub(r"^(correction\.reject)\.\w+", r"\1.NAME", key)
     return next((whole for whole in WHOLE if key.startswith(f"{whole}.")), key)
 
@@ -133,7 +134,10 @@ def _named(key: str) -> str:
 
 
 def used(text: str) -> Used:
-    """The config uses of the commands in a text. Shell variables are replaced; `+experiment=a,b` counts for all that it sets."""
+    """Return the keys and options that the commands in a text use.
+
+    Shell variables are replaced; `+experiment=a,b` counts for all that it sets.
+    """
     found = Used(set(), set())
     for word in _words(text):
         key, equals, value = word.lstrip("+~").partition("=")
@@ -203,7 +207,7 @@ def _usual(key: str) -> set[str]:
 
 
 def _text(value: Any) -> str:
-    """A value in one normal form, whether a file or a command line writes it."""
+    """A value as text in a normal form, the same from a file and from a command line."""
     text = value.strip('"') if isinstance(value, str) else json.dumps(value)
     try:
         return str(float(text))
@@ -212,7 +216,7 @@ def _text(value: Any) -> str:
 
 
 def recorded() -> dict[str, Used]:
-    """Table of runs below experiments/study -> uses of its arms: the keys in their names, the losses and the precisions."""
+    """Table of runs below experiments/study -> keys and options that its arms use: keys in their names, losses and precisions."""
     found: dict[str, Used] = defaultdict(lambda: Used(set(), set()))
     for path in sorted((ROOT / "experiments" / "study").rglob("runs.csv")):
         name = path.parent.relative_to(ROOT / "experiments" / "study")
@@ -226,7 +230,7 @@ def recorded() -> dict[str, Used]:
 
 @cache
 def evidence() -> dict[str, Used]:
-    """Citation of evidence -> its config uses, strongest first."""
+    """Citation of evidence -> keys and options that it uses, strongest first."""
     files = {name: [path for pattern in patterns for path in sorted(ROOT.glob(pattern))] for name, patterns in TEXTS.items()}
     files["[GPU recipes](cluster.md)"] = []
     found = {name: used("\n".join(path.read_text() for path in paths)) for name, paths in files.items()}
@@ -286,7 +290,10 @@ class Row(NamedTuple):
 
 @cache
 def rows() -> dict[str, Row]:
-    """Key -> its row of the table, in the order of the config classes. A plug-in's parameters are in its section."""
+    """Key -> its row of the table, in the order of the config classes.
+
+    Parameters of a plug-in are in the section of the plug-in.
+    """
     told = {_named(key): text for option in options() for key, text in comments_of(*option.split("="))}
     given = (*known(), *defaults(), *(key for values in options().values() for key in values))
     every = list(dict.fromkeys(map(_named, given)))

@@ -1,8 +1,8 @@
 """Planned comparisons as data: pairs of arms, the runs that count, and the test.
 
-A study is a `StudyPlan` and a table with a row per run. The table has the columns arm and seed, the endpoint, and those by which
-families select rows, such as policy. `StudyPlan.compared` gives a row per comparison. The study computes the endpoint itself,
-such as a rule's regret in a regime, since a plan reads one number per run.
+A study is a `StudyPlan` and a table with a row per run. The table has the columns arm and seed, the endpoint, and the columns
+by which families select rows, such as policy. `StudyPlan.compared` gives a row per comparison. The study itself computes the
+endpoint, such as a rule's regret in a regime, because a plan reads one number per run.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from analysis.statistics.tests import difference_p, holm_of_planned
 from harness.errors import UserError
 
 Test = Callable[..., float]
-"""A test: (values of an arm [n], of its reference [m], paired=whether values i of both belong together) -> p."""
+"""A test: (values of an arm [n], values of its reference [m], paired=whether value i of one belongs to value i of the other)
+-> p."""
 
 
 @dataclass(frozen=True)
 class Comparisons:
     """A family of comparisons that share Holm's adjustment.
 
-    pairs: (arm, its reference). test: None if only differences are reported. where: column -> value of the runs that count,
-    such as {"policy": "the trainer's own policy"}. holds: differences of pairs [n] -> whether the hypothesis holds in each [n].
+    pairs: (arm, its reference).
+    test: None if only differences are reported.
+    where: column -> value of the runs that count, such as {"policy": "the trainer's own policy"}.
+    holds: differences of pairs [n] -> whether the hypothesis holds in each pair [n].
     """
 
     name: str
@@ -45,7 +48,7 @@ def interval(x: np.ndarray, y: np.ndarray, paired: bool) -> tuple[float, float]:
 
 
 def extremes(x: np.ndarray, y: np.ndarray, paired: bool) -> tuple[float, float]:
-    """The smallest and the largest difference of pairs, for pairs too few to give an interval."""
+    """The smallest and the largest difference of pairs, if there are too few pairs for an interval."""
     return (x - y).min(), (x - y).max()
 
 
@@ -53,10 +56,13 @@ def extremes(x: np.ndarray, y: np.ndarray, paired: bool) -> tuple[float, float]:
 class StudyPlan:
     """The comparisons of a study, and the runs that they need.
 
-    endpoint: column of a run's value. paired: column whose values pair the arms, such as seed or regime, with the mean of an
-    arm's runs there; None if runs are not paired. limits: function that gives the limits shown beside a difference.
-    seeds: those that every arm needs; if empty, all runs count. more: arm -> further seeds that it needs. together: (arms,
-    seeds), seeds that count once all of these arms have them.
+    endpoint: column of a run's value.
+    paired: column whose values pair the arms, such as seed or regime, with the mean of an arm's runs at each value; None if
+    runs are not paired.
+    limits: function that gives the limits shown beside a difference.
+    seeds: those that every arm needs; if empty, all runs count.
+    more: arm -> further seeds that it needs.
+    together: (arms, seeds), seeds that count once all of these arms have them.
     """
 
     families: Sequence[Comparisons]
@@ -82,8 +88,9 @@ class StudyPlan:
     def compared(self, runs: pd.DataFrame) -> pd.DataFrame:
         """A row per comparison of two arms that have all their seeds.
 
-        Columns: family, its `where` columns, arm, reference, mean, of reference, difference, low, high, p, holm_p, holds (pairs
-        in which the hypothesis holds), pairs (of how many). A planned comparison without runs counts in its family, with p = 1.
+        Columns: family, its `where` columns, arm, reference, mean (of the arm), of reference, difference, low, high, p,
+        holm_p, holds (number of pairs in which the hypothesis holds), pairs (their total number). A planned comparison without
+        runs counts in its family, with p = 1.
         """
         runs, rows = self.complete(runs), []
         for family in self.families:
@@ -120,7 +127,7 @@ class StudyPlan:
 
 
 def recorded(folder: Path, remedy: str) -> pd.DataFrame:
-    """Read FOLDER/endpoints.csv, to the last bit. Raises UserError with the remedy if it is missing."""
+    """Read `folder`/endpoints.csv, with exact floating-point values. Raises UserError with the remedy if it is missing."""
     file = folder / "endpoints.csv"
     if not file.is_file():
         raise UserError(f"{file}: not there; {remedy}")
@@ -128,13 +135,13 @@ def recorded(folder: Path, remedy: str) -> pd.DataFrame:
 
 
 def record(folder: Path, runs: pd.DataFrame) -> None:
-    """Write FOLDER/endpoints.csv, to the last bit, so that equal rewards stay equal."""
+    """Write `folder`/endpoints.csv, with exact floating-point values, so that equal rewards stay equal."""
     folder.mkdir(parents=True, exist_ok=True)
     runs.to_csv(folder / "endpoints.csv", index=False)
 
 
 def publish(folder: Path, *tables: pd.DataFrame) -> None:
-    """Write a study's tables to FOLDER/table.md, and print them."""
+    """Write a study's tables to `folder`/table.md, and print them."""
     text = "\n\n".join(map(markdown, tables))
     (folder / "table.md").write_text(text + "\n", encoding="utf-8")
     print(text)

@@ -1,7 +1,7 @@
-"""`python -m experiments.replay_example`: make the dumps of `faultline replay --example` by SmolLM2 and vLLM (`make llm vllm`).
+"""`python -m experiments.replay_example`: make the dumps of `faultline replay --example`. It needs `make llm vllm`.
 
-512 responses of at most 64 tokens to 128 sums, sampled by vLLM in BF16 and in FP8 (W8A8, a scale per channel) with the same
-random numbers, scored by the trainer's fp32 policy. It takes about 15 minutes of CPU time.
+Each dump holds 512 responses of at most 64 tokens to 128 sums. vLLM samples them from SmolLM2, with the same random numbers in
+BF16 and in FP8 (W8A8, a scale per channel). The trainer's fp32 policy scores them. It takes about 15 minutes of CPU time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from harness.dumps.files import write
 
 FOLDER = Path(__file__).parents[1] / "faultline" / "example"
 ARMS = {"bf16": "bf16", "fp8": "fp8_channel"}
-"""Name of a dump's file → its arm in `experiments.gpu_check`."""
+"""Name of a dump's file -> its arm in `experiments.gpu_check`."""
 
 
 def main() -> None:

@@ -37,8 +37,8 @@ TRAINER, ENGINE, OTHER = "#0072B2", "#D55E00", "#BBBBBB"
 class Measured(NamedTuple):
     """The mismatch of one precision.
 
-    flips [layers]: share of tokens whose experts differ. routing, rest: the two parts of K3, nats per token. probabilities: for
-    each layer the router's [N, experts] in the trainer and in the engine, at the same N places.
+    flips [layers]: share of tokens whose experts differ. routing, rest: the two parts of K3, in nats per token. probabilities:
+    for each layer the router's probabilities [N, experts] in the trainer and in the engine, at the same N places.
     """
 
     flips: Tensor
@@ -75,7 +75,7 @@ def measure(config: Config) -> dict[str, Measured]:
 
 
 def precision(name: str) -> PrecisionConfig:
-    """The precision of this name, one of those that runs can choose."""
+    """The precision of this name as a config section."""
     return parse(compose(f"rollout/precision={name}")).rollout.precision
 
 
@@ -87,7 +87,10 @@ def engine_of(shape, numbers: PrecisionConfig, net) -> LocalEngine:
 
 
 def compare(policy: LocalEngine, engine: LocalEngine, prompts: Tensor, uniforms: Tensor) -> Measured:
-    """Sample by the engine and score by the policy. Both walk the same tree of tokens, so their routers run in the same order."""
+    """Measure the mismatch of an engine: it samples, and the policy scores.
+
+    Both compute the same tree of tokens in the same order.
+    """
     rollout: Rollout = engine.generate(prompts, uniforms)
     mask = torch.ones_like(rollout.tokens, dtype=torch.bool)
     (own, routes), ours = recorded(policy, prompts, rollout.tokens)
@@ -100,7 +103,9 @@ def compare(policy: LocalEngine, engine: LocalEngine, prompts: Tensor, uniforms:
 
 
 def recorded(engine: LocalEngine, prompts: Tensor, tokens: Tensor) -> tuple[tuple[Tensor, Routes], list[Tensor]]:
-    """An engine's scores and routes of these tokens, and the routers' probabilities [N, experts] in each layer."""
+    """Return (log-probabilities and routes of these tokens by an engine, the routers' probabilities [N, experts] in each
+    layer).
+    """
     asked: list[list[Tensor]] = [[] for _ in engine.layers]
 
     def listening(mixture: Mixture, layer: int):
@@ -121,7 +126,7 @@ def recorded(engine: LocalEngine, prompts: Tensor, tokens: Tensor) -> tuple[tupl
 
 
 def example(result: Measured) -> tuple[Tensor, Tensor]:
-    """Probabilities of the last layer's router, in trainer and engine, at the flipped token with the median change."""
+    """Return the probabilities of the last layer's router, in trainer and engine, at the flipped token with the median change."""
     ours, theirs = result.probabilities[-1]
     sets = [p.topk(2, dim=-1).indices.sort(-1).values for p in (ours, theirs)]
     places = (sets[0] != sets[1]).any(-1).nonzero()[:, 0]

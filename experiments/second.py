@@ -1,8 +1,8 @@
 """The tests of the second study: `python -m experiments.second FOLDER [SWEEP ...]`.
 
-The plan is in docs/study.md. The command writes FOLDER/endpoints.csv, a row per run and policy, FOLDER/long.csv, the held-out
-rewards of the long runs, and FOLDER/table.md, arms and tests. Existing rows of endpoints.csv are kept, so that the lists of the
-plan may run one after another and on several machines.
+The plan is in docs/study.md. The command writes three files. FOLDER/endpoints.csv has a row per run and policy,
+FOLDER/long.csv the held-out rewards of the long runs, and FOLDER/table.md the arms and the tests. Existing rows of
+endpoints.csv are kept, so that the lists of the plan may run one after another and on several machines.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from scipy.stats import t as student
 
@@ -19,7 +20,7 @@ from analysis.judged import DEPLOYED
 from analysis.load import load
 from analysis.statistics import dose
 from analysis.statistics.tests import difference_p, equivalent_p, non_inferior_p
-from experiments.plan import Comparisons, StudyPlan, Test, publish, record, recorded
+from experiments.plan import Comparisons, StudyPlan, Test, interval, publish, record, recorded
 from harness.boundary import command
 from harness.errors import UserError
 from harness.run.folder import FINISHED
@@ -30,13 +31,15 @@ KEYS = ["policy", *ARM, "seed"]
 LATER = {45, 46, 47}
 """Further seeds of the control and of the arms in list 9 of the plan."""
 PERSISTENT = 0.5
-"""Persistence over 20 syncs above which a precision is compared with fixed noise alone."""
+"""Persistence over 20 syncs above which a precision is compared with fixed noise only."""
+START = 0.484375
+"""Held-out reward of the warm start, which all runs of the second study's base share: step 0 of long.csv."""
 
 
 def arm(
     precision: str = "fp32", noise: float = 0.0, persistence: float = 0.0, correction: str = "none", setting: str = "base"
 ) -> str:
-    """The name of an arm. setting: the part that a list of the continuation varies, such as a loss, the task or the steps."""
+    """Return the name of an arm. setting: what differs from the base of the study, such as a loss, the task or the steps."""
     noisy = f"noise {noise:g}, persistence {persistence:g}" if noise else ""
     return ", ".join(filter(None, [setting.replace("base", ""), precision, noisy, correction.replace("none", "")]))
 
@@ -60,7 +63,7 @@ def remedied(persistence: float, corrections: tuple[str, ...]) -> Pairs:
 
 
 def continued(setting: str) -> dict[str, tuple[str, str]]:
-    """The comparisons in one setting, by name, of the plan that continues the second study."""
+    """The comparisons of one setting, by name, in the plan that continues the second study."""
     control, fresh, fixed = arm(setting=setting), noisy(0.2, 0, setting=setting), noisy(0.2, 1, setting=setting)
     truncated = noisy(0.2, 1, "token-truncate", setting)
     return {"harm": (fixed, control), "fresh": (fresh, control), "persistence": (fixed, fresh), "remedy": (truncated, fixed)}
@@ -102,15 +105,18 @@ PLAN = StudyPlan(
 
 
 def setting(config: dict[str, Any]) -> str:
-    """The difference between a run and the second study's base, in the words of the arms' names."""
+    """The difference of a run from the base of the second study, such as a loss, in the words of the arms' names."""
     loss, modulus, steps = config["loss"]["name"], config["task"]["modulus"], config["steps"]
     found = [(loss, "pg", "{}"), (modulus, 7, "modulus {}"), (steps, 280, "{} steps")]
     return ", ".join(words.format(value) for value, base, words in found if value != base) or "base"
 
 
 def endpoints(sweep: Path) -> pd.DataFrame:
-    """A row per finished run and policy: policy, the columns of an arm, seed, reward (mean of the last three held-out
-    evaluations), k3, measured (persistence over 20 syncs), outcome. Unfinished runs are left out, even after a collapse."""
+    """A row per finished run and policy: policy, the columns of an arm, seed, reward, k3, measured, outcome.
+
+    reward: mean of the last three held-out evaluations. k3: nats per token. measured: persistence over 20 syncs. Unfinished
+    runs are left out, even after a collapse.
+    """
     results = load(sweep)
     finished = results.runs.index[results.runs.state.isin(FINISHED)]
     runs = results.dosed[results.dosed.index.isin(finished)].rename(columns={"response": "reward"})
@@ -122,7 +128,7 @@ def endpoints(sweep: Path) -> pd.DataFrame:
 
 
 def long_curves(sweep: Path) -> pd.DataFrame:
-    """A row per evaluation of the runs of 2,800 steps: noise, persistence, seed, step, and rewards of both policies."""
+    """A row per evaluation of the runs of 2,800 steps: noise, persistence, seed, step, and the rewards of both policies."""
     results = load(sweep)
     runs = results.dosed[results.dosed.policy == OWN][["noise", "persistence", "seed"]]
     runs = runs[[setting(results.configs[run]) == "2800 steps" for run in runs.index]]
@@ -134,7 +140,7 @@ def long_curves(sweep: Path) -> pd.DataFrame:
 
 
 def named(runs: pd.DataFrame) -> pd.DataFrame:
-    """The table of runs with a column for the name of the arm."""
+    """Return the table of runs with a column for the name of the arm."""
     return runs.assign(arm=[arm(*key) for key in runs[ARM].itertuples(index=False)])
 
 
@@ -153,17 +159,18 @@ def arms(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def points(runs: pd.DataFrame) -> pd.DataFrame:
-    """The dose and response of the second study's own complete arms, as in `analysis.statistics.dose.points`."""
+    """Dose and response of the complete arms of the second study itself, as in `analysis.statistics.dose.points`."""
     own = PLAN.complete(named(runs))
     own = own[own.setting == "base"].rename(columns={"reward": "response"})
     return own.assign(loss="pg", setting="", control=own.arm == CONTROL)
 
 
 def placed(runs: pd.DataFrame) -> pd.DataFrame:
-    """The test of hypothesis H3, a row per policy and real precision.
+    """The test of hypothesis H3: a row per policy and real precision.
 
-    Its mean reward with the 95 % interval (Student's t), the curves of fresh and of fixed noise at its K3 with their bands, and
-    whether the interval overlaps their span. A precision whose mismatch persists is compared with fixed noise alone.
+    A row has the precision's mean reward with the 95 % interval (Student's t). Beside it are the curves of fresh and of fixed
+    noise at its K3, with their bands. The last column says whether the interval overlaps the span of the bands. A precision
+    whose mismatch persists is compared with fixed noise only.
     """
     table = points(runs)
     curves = {(curve.policy, curve.persistence): curve for curve in dose.curves(table) if curve.correction == "none"}
@@ -184,8 +191,34 @@ def placed(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def shares(runs: pd.DataFrame) -> pd.DataFrame:
+    """The cost of each mismatch without correction as a share of the control's gain, a row per complete arm.
+
+    cost = (control − arm)/(control − START), both means of the endpoint, with Welch's 95 % interval of the difference over that
+    gain: the gain's own error is left out. K3·τ, in nats, has τ = 1 + 2·Σ ρᵏ over 20 syncs with ρ the persistence of the noise;
+    for real precisions it is not recorded.
+    """
+    table = points(runs)
+    table = table[table.correction == "none"]
+    rows = []
+    for name, part in table[~table.control].groupby("arm"):
+        noise, persistence, k3 = part.noise.iloc[0], part.persistence.iloc[0], part.k3.median()
+        tau = 1 + 2 * sum(persistence**lag for lag in range(1, 21))
+        row = {"arm": name, "K3": f"{k3:.1e}", "K3·τ": f"{k3 * tau:.1e}" if noise else "–"}
+        for policy, judged_by in ((OWN, "trainer's own"), (SAMPLING, "sampling")):
+            ours, reference = (some[some.policy == policy].response for some in (part, table[table.control]))
+            if len(ours) and len(reference):
+                gain = reference.mean() - START
+                cost = np.array([reference.mean() - ours.mean(), *interval(reference, ours, paired=False)]) / gain
+                row[f"cost, {judged_by}"] = "{:.0%} ({:.0%} to {:.0%})".format(*cost)
+        rows.append((k3, row))
+    return pd.DataFrame([row for _, row in sorted(rows, key=lambda one: one[0])])
+
+
 def unchanged(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per correction of the exact control: its runs, and their largest difference from the control's reward by seed."""
+    """A row per correction of the exact control: number of runs, and largest difference from the reward of the uncorrected
+    control.
+    """
     exact = runs[(runs.precision == "fp32") & (runs.noise == 0) & (runs.setting == "base")]
     control = exact[exact.correction == "none"].set_index(["policy", "seed"]).reward
     rows = []
@@ -213,7 +246,7 @@ def main(out: Path, sweeps: list[Path]) -> None:
     curves = [curve for curve in map(long_curves, sweeps) if len(curve)]
     if curves:
         pd.concat(curves).to_csv(out / "long.csv", index=False)
-    publish(out, arms(runs), compared(runs), placed(runs), unchanged(runs))
+    publish(out, arms(runs), compared(runs), placed(runs), shares(runs), unchanged(runs))
 
 
 if __name__ == "__main__":

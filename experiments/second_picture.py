@@ -1,9 +1,9 @@
 """The pictures of the second study: the cost of a mismatch by its size, persistence and correction, and in long runs.
 
-    python -m experiments.second_picture experiments/study/second docs
+    python -m experiments.second_picture FOLDER OUT
 
-It reads FOLDER/endpoints.csv and FOLDER/long.csv, which `python -m experiments.second` keeps, and writes second.png and
-second_long.png.
+The command reads endpoints.csv and long.csv in FOLDER, which `python -m experiments.second` keeps, and writes second.png,
+second_long.png and persistence.png into OUT.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy.stats import spearmanr
 
 from analysis.figures.style import series
-from analysis.statistics.dose import Curve, Real, curves, precisions
+from analysis.statistics.dose import LAST, Curve, Real, curves, precisions
 from experiments.second import OWN, SAMPLING, points
 
 NAMES = {
@@ -29,17 +30,24 @@ NAMES = {
     ("sequence-mask", 1.0): "with a sequence mask",
 }
 """(correction, persistence) of a curve -> its name, in the order of the colours."""
-BESIDE = {"fp8_block": (-16, -13), "nvfp4": (-2, -14)}
-"""Precision -> offset of its name from its marker in points, for names that would overlap a neighbour's."""
+BESIDE = {"fp8_tensor": (-48, -16), "fp8_block": (-48, -29), "nvfp4": (-48, -46), "nvfp4_w4a4": (-48, -30)}
+"""Precision -> offset of its name from its marker, in points, below the curves. A thin line joins name and marker."""
+ABOVE = (0, 7)
+"""Offset of a name that stands above its marker, in points."""
+LONG = {(0.0, 0.0): "black", (0.2, 0.0): series(0)["color"], (0.2, 1.0): series(1)["color"]}
+"""(noise, persistence) of an arm of 2,800 steps -> its colour."""
 SMOOTHED = 5
-"""Number of evaluations in a running mean, which are 100 steps."""
+"""Number of evaluations in a running mean. Five evaluations are 100 steps."""
+FINDING = "An error of the sampling engine that stays costs more than one that is redrawn"
 POLICIES = {OWN: "trainer's own policy", SAMPLING: "sampling policy"}
 
 
 def main(folder: Path, out: Path) -> None:
-    """Write the second study's two pictures into `out`."""
+    """Write the second study's three pictures into `out`."""
     _doses(folder).savefig(out / "second.png", dpi=150)
-    _long(pd.read_csv(folder / "long.csv")).savefig(out / "second_long.png", dpi=150)
+    long = pd.read_csv(folder / "long.csv")
+    _long(long).savefig(out / "second_long.png", dpi=150)
+    persistence(long).savefig(out / "persistence.png", dpi=150)
 
 
 def _doses(folder: Path) -> Figure:
@@ -53,7 +61,10 @@ def _doses(folder: Path) -> Figure:
         _draw(left, [curve for curve in own if curve.correction == "none"], [arm for arm in real if arm.policy == policy])
         _draw(right, [curve for curve in own if curve.persistence == 1], [])
         left.set_ylabel(f"held-out reward of the\n{name}")
-    axes[0, 0].set_title("no correction; rings are real precisions")
+    for axis, policy in zip(axes[:, 0], POLICIES, strict=True):
+        rings = [(arm.k3, arm.responses.mean()) for arm in real if arm.policy == policy]
+        rank = spearmanr(*zip(*rings, strict=True)).statistic
+        axis.set_title(f"no correction; rings: real precisions (K3 and reward: Spearman {rank:.2f})")
     axes[0, 1].set_title("corrections under fixed noise")
     for axis in axes[1]:
         axis.set_xlabel("K3 of the mismatch (nats per token)")
@@ -63,28 +74,63 @@ def _doses(folder: Path) -> Figure:
 def _long(curves: pd.DataFrame) -> Figure:
     """Draw held-out reward over 2,800 steps, a panel per policy: each seed, and the mean of the seeds."""
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), sharex=True, sharey=True, layout="constrained")
-    arms = {(0.0, 0.0): ("exact control", {"color": "black", "linestyle": "-"})}
-    arms |= {(0.2, persistence): (f"{NAMES['none', persistence]} 0.2", series(at)) for at, persistence in enumerate((0.0, 1.0))}
     for axis, column, policy in zip(axes, ("own", "sampling"), POLICIES.values(), strict=True):
-        for (noise, persistence), (name, look) in arms.items():
-            arm = curves[(curves.noise == noise) & (curves.persistence == persistence)]
-            by_seed = arm.pivot(index="step", columns="seed", values=column).rolling(SMOOTHED, center=True, min_periods=1).mean()
-            axis.plot(by_seed.index, by_seed, linewidth=0.6, alpha=0.4, color=look["color"])
-            axis.plot(by_seed.index, by_seed.mean(axis=1), linewidth=2.2, label=name, **look)
+        for (noise, persistence), colour in LONG.items():
+            name = f"{NAMES['none', persistence]} {noise}" if noise else "exact control"
+            _seeds(axis, _rewards(curves, noise, persistence, column), colour, label=name)
         axis.set_title(policy)
         axis.set_xlabel("RL step")
-        axis.grid(alpha=0.2)
-        axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel(f"held-out reward, mean of {SMOOTHED} evaluations")
     axes[0].legend(fontsize=8, loc="lower left", frameon=False)
     return figure
+
+
+def persistence(curves: pd.DataFrame) -> Figure:
+    """The figure of the trained policy's held-out reward without an error, with fresh and with fixed noise, from long.csv.
+
+    The cost of an arm is the control's endpoint less the arm's: the mean over seeds of the last LAST evaluations.
+    """
+    figure, axis = plt.subplots(figsize=(8, 4), layout="constrained")
+    end = {}
+    for (noise, persistence), colour in LONG.items():
+        rewards = _rewards(curves, noise, persistence, "own")
+        end[noise, persistence] = rewards.iloc[-LAST:].mean().mean()
+        _seeds(axis, rewards, colour)
+    control, fresh, fixed = end.values()
+    names = (
+        "no error",
+        f"redrawn at each weight sync\ncosts {control - fresh:.2f}",
+        f"kept for the whole run\ncosts {control - fixed:.2f}",
+    )
+    for name, value, colour in zip(names, end.values(), LONG.values(), strict=True):
+        axis.annotate(
+            name, (curves.step.max(), value), xytext=(8, 0), textcoords="offset points", va="center", color=colour, fontsize=10
+        )
+    axis.set_title(FINDING, fontsize=11)
+    axis.set_xlabel("RL step")
+    axis.set_ylabel("held-out reward of the trained policy")
+    return figure
+
+
+def _rewards(curves: pd.DataFrame, noise: float, persistence: float, column: str) -> pd.DataFrame:
+    """The rewards of an arm, a row per evaluated step and a column per seed."""
+    return curves[(curves.noise == noise) & (curves.persistence == persistence)].pivot(
+        index="step", columns="seed", values=column
+    )
+
+
+def _seeds(axis: Axes, rewards: pd.DataFrame, colour: str, label: str | None = None) -> None:
+    """Draw the running means of an arm: a thin line per seed, and a thick line for their mean."""
+    smooth = rewards.rolling(SMOOTHED, center=True, min_periods=1).mean()
+    axis.plot(smooth.index, smooth, linewidth=0.6, alpha=0.3, color=colour)
+    axis.plot(smooth.index, smooth.mean(axis=1), linewidth=2.2, label=label, color=colour)
+    axis.grid(alpha=0.2)
 
 
 def _draw(axis: Axes, own: list[Curve], real: list[Real]) -> None:
     """Draw the means of arms, their fits and bands, and the exact control as a line."""
     axis.set_xscale("log")
     axis.grid(alpha=0.2)
-    axis.spines[["top", "right"]].set_visible(False)
     for curve in own:
         name = NAMES[curve.correction, curve.persistence]
         look = series(list(NAMES.values()).index(name))
@@ -98,8 +144,10 @@ def _draw(axis: Axes, own: list[Curve], real: list[Real]) -> None:
     for arm in real:
         axis.plot(arm.k3, arm.responses.mean(), "o", color="black", markerfacecolor="white", markersize=6)
         at = arm.k3, arm.responses.mean()
-        place = BESIDE.get(arm.precision, (0, 7))
-        axis.annotate(arm.precision, at, xytext=place, textcoords="offset points", fontsize=7, ha="center")
+        below = at[1] < own[0].control.mean() - 0.01
+        place = BESIDE.get(arm.precision, ABOVE) if below else ABOVE
+        line = {"arrowstyle": "-", "linewidth": 0.5, "color": "0.5", "shrinkB": 4} if below else None
+        axis.annotate(arm.precision, at, xytext=place, textcoords="offset points", fontsize=7, ha="center", arrowprops=line)
     axis.legend(fontsize=8, loc="lower left", frameon=False)
 
 

@@ -21,8 +21,7 @@ from harness.errors import UserError
 TRAINED = 10
 """Number of RL steps, at the end of a run, whose mean reward on training prompts is shown beside the endpoint.
 
-Medians over the first and the last steps use as many.
-"""
+Medians over the first and the last steps of a run are also over this number of steps."""
 WITHIN = 0.1
 """Margin of the hypotheses H11 and H12, in held-out reward."""
 BF16, FP8 = "bf16 ppo", "fp8_channel ppo"
@@ -48,10 +47,12 @@ PLAN = StudyPlan(
 
 
 def endpoints(sweep: Path) -> pd.DataFrame:
-    """A row per ended run: arm, seed, start (the evaluation before the first step), reward (the mean of the last three), best,
-    training_reward, k3 (nats per token, the median over steps), step_seconds (the median), generate_seconds, train_seconds.
+    """A row per ended run: arm, seed, start, reward, best, training_reward, k3, seconds, ess and tokens.
 
-    ess and tokens, a response's mean length, are medians over the first ten steps and over the last."""
+    start: the evaluation before the first step. reward: mean of the last three held-out evaluations. k3: nats per token, the
+    median over steps. step_seconds, generate_seconds, train_seconds: medians over steps. ess_*, tokens_*: sequence ESS and
+    mean length of a response, medians over the first and the last TRAINED steps.
+    """
     results = load(sweep)
     steps = results.steps.assign(run=results.steps.run.astype(str)).groupby("run")
     table = rewards(results, TRAINED).drop(columns=["outcome", "onset"])
@@ -87,8 +88,8 @@ def by_arm(runs: pd.DataFrame) -> pd.DataFrame:
 def compared(runs: pd.DataFrame) -> pd.DataFrame:
     """The table of comparisons for display. Raises UserError if an arm has no run.
 
-    Hypothesis, arm, reference, the mean, minimum and maximum of the differences by seed, and the number of seeds in which the
-    hypothesis holds.
+    Columns: hypothesis, arm, reference, the mean, minimum and maximum of the differences by seed, and the number of seeds in
+    which the hypothesis holds.
     """
     if missing := set(ARMS) - set(runs.arm):
         raise UserError(f"no run of {', '.join(sorted(missing))} has ended; the plan compares four arms")

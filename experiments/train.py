@@ -1,4 +1,4 @@
-"""`python -m experiments.train`: one run, or with -m a multirun. Heavy imports wait until the config is valid."""
+"""`python -m experiments.train`: one run, or with -m a multirun. Heavy libraries are imported once the config is valid."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def _compose_and_run(composed: DictConfig) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the command. Raises SystemExit with 2 for refused arguments, 130 after Ctrl-C, else with the run's own exit code."""
+    """Run the command.
+
+    Raises SystemExit with 2 for refused arguments, 130 after Ctrl-C, and otherwise the run's own exit code.
+    """
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # parallelism comes from runs
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # so that Hydra raises its errors and does not print them
     # The deepspeed launcher adds --local_rank, which its environment variables also give.

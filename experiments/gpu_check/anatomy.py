@@ -71,7 +71,7 @@ def _row(scored: Scored) -> dict[str, str]:
 
 
 def _training_forward(control: Scored, policy: Policy) -> dict[str, str]:
-    """Compare the actor's training forward pass with the exact path, on the control's tokens."""
+    """Compare the actor's training forward pass with exact scoring, on the control's tokens. Returns a row of the table."""
     actor = DeepSpeedActor(policy.net, policy.run.actor)
     tokens, width = control.rollout.tokens, policy.prompts.shape[1] + control.rollout.tokens.shape[1]
     logp = torch.zeros_like(control.logp)
@@ -88,7 +88,7 @@ def _by_position(scored: Scored) -> dict[str, str]:
 
 
 def columns(scored: Scored, policy: Policy) -> dict[str, Any]:
-    """The responses of an arm as the columns of a dump with one batch (docs/dumps.md)."""
+    """The responses of an arm as the columns of a dump with one batch (docs/dumps.md). `harness.dumps.files.write` takes them."""
     prompts, tokens = policy.prompts.cpu().numpy(), scored.rollout.tokens.cpu().numpy()
     return {
         "step": np.zeros(len(tokens), dtype=np.int64),

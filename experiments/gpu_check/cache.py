@@ -7,18 +7,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from experiments.gpu_check import model
 from experiments.gpu_check.model import Policy, Size
 from experiments.gpu_check.section import Table, number
 from harness.errors import UserError
-from harness.rollouts import Sampling, casts
-from harness.rollouts.local import LocalEngine
-from harness.rollouts.vllm import VllmEngine
+from harness.rollouts import casts
 from harness.tasks import PAD
 
 
 def toward_zero(cast: Callable[[Tensor], Tensor], bits: int) -> Callable[[Tensor], Tensor]:
-    """A cast to a format with `bits` bits of mantissa that cuts off further bits, so that it rounds toward zero."""
+    """Return a cast to a format with `bits` bits of mantissa that cuts off further bits, so that it rounds toward zero."""
 
     def truncated(x: Tensor) -> Tensor:
         kept = (x.view(torch.int32) & -(1 << (23 - bits))).view(torch.float32)
@@ -34,31 +31,23 @@ CACHES = {
 
 
 def check_cache(size: Size) -> Table:
-    """Difference of the engines under each rounding; the smaller one is vLLM's. A bf16 cache gives the difference without FP8."""
+    """Tabulate the difference of vLLM and the local engine under each rounding of the cache.
+
+    The rounding with the smaller difference is vLLM's. A bf16 cache gives the difference without FP8.
+    """
     policy, rows = Policy(size._replace(responses=32)), []
-    precision = size.config("rollout/precision=bf16").rollout.precision
+    local = policy.engine("local", "bf16")
     for kv_cache in ("compute", *CACHES):
         try:
-            VllmEngine.check(policy.net.config, precision, kv_cache)
+            vllm = policy.engine("vllm", "bf16", kv_cache)
         except UserError as error:
             rows.append({"cache": kv_cache, "rounding": f"not computed: {error}", "mean": "", "largest": ""})
             continue
-        made = VllmEngine(
-            policy.net.config,
-            precision,
-            Sampling(kv_cache=kv_cache, stop=policy.task.stop),
-            kv_cache_gib=model.KV_CACHE_GIB,
-            context=policy.prompts.shape[1] + size.answer,
-        )
-        made.load_weights(policy.net.named_parameters(), 0)
-        rollout = made.generate(policy.prompts, policy.uniforms)
-        made.close()
+        rollout = vllm.generate(policy.prompts, policy.uniforms)
+        vllm.close()
         for rounding, cast in CACHES.get(kv_cache, {"none": None}).items():
-            engine = LocalEngine(policy.net.config, precision, Sampling(stop=policy.task.stop))
-            engine.kv_cast = cast
-            engine.load_weights(policy.net.named_parameters(), 0)
-            written = rollout.tokens != PAD
-            off = (engine.score(policy.prompts, rollout.tokens) - rollout.logp)[written].abs()
+            local.kv_cast = cast
+            off = (local.score(policy.prompts, rollout.tokens) - rollout.logp)[rollout.tokens != PAD].abs()
             rows.append(
                 {"cache": kv_cache, "rounding": rounding, "mean": number(off.mean().item()), "largest": number(off.max().item())}
             )

@@ -4,88 +4,59 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.figures.dumped import Dumped, by_position, load
 from analysis.marks import HUES, NEUTRAL
-from harness.dumps.files import read
 
 DECADES = 6
 """Number of bins of a token's probability under μ, a factor of ten each; the last one is open below."""
 
 
-class DumpedTokens(NamedTuple):
-    """All tokens of an arm as flat arrays: log μ, log π − log μ (nats), number of the response, place in it from 0."""
-
-    logp_rollout: np.ndarray
-    log_ratio: np.ndarray
-    response: np.ndarray
-    place: np.ndarray
-
-
-def load(path: Path) -> DumpedTokens:
-    """Load the tokens of a dump from its file."""
-    rollout, ratios, lengths = [], [], []
-    for table in read(path):
-        mu, pi = (table[name].combine_chunks() for name in ("logp_rollout", "logp_old"))
-        lengths.append(mu.value_lengths().to_numpy())
-        rollout.append(mu.flatten().to_numpy())
-        ratios.append(pi.flatten().to_numpy() - rollout[-1])
-    counts = np.concatenate(lengths)
-    response = np.repeat(np.arange(len(counts)), counts)
-    place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return DumpedTokens(np.concatenate(rollout), np.concatenate(ratios).astype(float), response, place)
-
-
 def k3(log_ratio: np.ndarray) -> float:
     """K3, the mean of ρ − 1 − log ρ with ρ = π/μ over tokens, in nats."""
-    return float((np.expm1(log_ratio) - log_ratio).mean())
+    return float((np.expm1(log_ratio) - log_ratio).mean(dtype=float))
 
 
-def by_probability(tokens: DumpedTokens) -> tuple[np.ndarray, np.ndarray]:
-    """(lower end of each bin of μ, mean |log ratio| of the tokens in it), NaN for an empty bin."""
+def by_probability(tokens: Dumped) -> tuple[np.ndarray, np.ndarray]:
+    """Return (lower end of each bin of μ, mean |log ratio| of the tokens in the bin or NaN for an empty bin)."""
     bins = np.minimum((-tokens.logp_rollout / np.log(10)).astype(int), DECADES - 1)
     count, total = (np.bincount(bins, weights, minlength=DECADES) for weights in (None, np.abs(tokens.log_ratio)))
     return 10.0 ** -(np.arange(DECADES) + 1), np.divide(total, count, out=np.full(DECADES, np.nan), where=count > 0)
 
 
-def ess_by_length(tokens: DumpedTokens) -> tuple[np.ndarray, np.ndarray]:
-    """(T, ESS of the sequence weights over all responses if each is cut after its first T tokens)."""
-    places = np.arange(tokens.place.max() + 1)
+def ess_by_length(tokens: Dumped) -> tuple[np.ndarray, np.ndarray]:
+    """Return (lengths T, ESS of the sequence weights over all responses if each is cut after its first T tokens)."""
+    lengths, response = np.arange(1, tokens.position.max() + 1), np.cumsum(tokens.position == 1) - 1
     out = []
-    for last in places:
-        within = tokens.place <= last
-        weight = np.exp(np.bincount(tokens.response[within], tokens.log_ratio[within], tokens.response.max() + 1))
+    for length in lengths:
+        within = tokens.position <= length
+        weight = np.exp(np.bincount(response[within], tokens.log_ratio[within], len(tokens.log_weight)))
         out.append(weight.sum() ** 2 / (len(weight) * (weight**2).sum()))
-    return places + 1, np.array(out)
-
-
-def by_place(tokens: DumpedTokens, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """(last place of each block of `width` places in a response, K3 of the tokens there)."""
-    bins = tokens.place // width
-    values = np.bincount(bins, np.expm1(tokens.log_ratio) - tokens.log_ratio) / np.bincount(bins)
-    return (np.arange(len(values)) + 1) * width, values
+    return lengths, np.array(out)
 
 
 def draw(folder: Path) -> Figure:
-    """Draw K3 by arm and by place, ESS by length, |log ratio| by probability under μ. Arms without a mismatch are left out."""
-    arms = {path.stem: load(path) for path in sorted(folder.glob("*.parquet"))}
+    """Draw K3 by arm and by place, ESS by length, and |log ratio| by probability under μ.
+
+    Arms without a mismatch are left out.
+    """
+    arms = {path.stem: load([path]) for path in sorted(folder.glob("*.parquet"))}
     arms = {name: tokens for name, tokens in arms.items() if k3(tokens.log_ratio) > 1e-8}
-    width = max(8, max(int(tokens.place.max()) + 1 for tokens in arms.values()) // 16)
     figure = Figure(figsize=(12, 8.5), layout="constrained")
     (size, place), (length, probability) = figure.subplots(2, 2)
     colors = {name: HUES.get(name, NEUTRAL) for name in dict.fromkeys(name.split("-", 1)[1] for name in arms)}
     for name, tokens in arms.items():
         engine, arm = name.split("-", 1)
         look = {"color": colors[arm], "linestyle": "-" if engine == "local" else "--", "label": name.replace("-", " ", 1)}
-        place.plot(*by_place(tokens, width), **look)
+        place.plot(*by_position(tokens), **look)
         length.plot(*ess_by_length(tokens), **look)
         probability.plot(*by_probability(tokens), marker=".", **look)
     _bars(size, {name: k3(tokens.log_ratio) for name, tokens in arms.items()}, colors)
-    place.set(yscale="log", xlabel=f"place in the response (means of {width})", ylabel="K3 (nats per token)", title="By position")
+    place.set(yscale="log", xlabel="place in the response", ylabel="K3 (nats per token)", title="By position")
     length.set(ylim=(0, 1), xlabel="tokens of each response counted", ylabel="ESS of the sequence weights", title="By length")
     probability.set(
         xscale="log",

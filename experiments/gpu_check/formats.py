@@ -21,7 +21,7 @@ CASTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor] | 
     "bf16": (lambda x: casts.round_to(x, torch.bfloat16), None),
     "fp16": (lambda x: casts.round_to(x, torch.float16), None),
 }
-"""Format -> (the engine's cast, the device's own cast, or None if the engine uses it already)."""
+"""Format -> (cast of the local engine, cast of the device or None if the engine uses the latter already)."""
 QUANTIZERS = {
     "fp8 per tensor": lambda x: casts.quantize_fp8(x, None),
     "fp8 per row": lambda x: casts.quantize_fp8(x, -1),
@@ -31,7 +31,9 @@ QUANTIZERS = {
 
 
 def check_casts() -> Table:
-    """Compare casts of all bf16 and a million fp32 numbers: device with CPU, and engine with the device's own cast."""
+    """Compare casts of all bf16 and a million fp32 numbers: on the device with on the CPU, and the engine's with the device's
+    own.
+    """
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
     values = torch.cat([bits[bits.isfinite()], _spread(2**20)])
     rows = []
@@ -50,7 +52,7 @@ def check_casts() -> Table:
 
 
 def check_products(sizes: tuple[tuple[int, int, int], ...] = SIZES) -> Table:
-    """Compare FP8 matrix products of equal codes and scales: `torch._scaled_mm` and the engine's emulation, each with fp64."""
+    """Compare FP8 matrix products of equal codes and scales, by `torch._scaled_mm` and by the engine's emulation, with fp64."""
     rows = []
     for tokens, inputs, outputs in sizes:
         x = torch.randn(tokens, inputs, generator=generator(0, "products")).to(device())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +15,7 @@ from harness.build import build_task
 from harness.compose import compose
 from harness.config import Config, parse
 from harness.models import device, hub_model, synchronize
-from harness.rollouts import Rollout, RolloutEngine, Sampling
-from harness.rollouts.local import LocalEngine
+from harness.rollouts import ENGINES, Rollout, Sampling
 from harness.seeding import generator
 from harness.tasks import PAD
 
@@ -50,7 +49,7 @@ class Size(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """The responses of an arm [B, T], the seconds of sampling, and the trainer's exact log π."""
+    """The responses of an arm [B, T], the seconds that sampling took, and the trainer's exact log π [B, T] in nats."""
 
     engine: str
     arm: str
@@ -76,7 +75,7 @@ class Scored(NamedTuple):
 
 
 class Policy:
-    """The model's weights, prompts in groups of four, and the trainer's own policy for scoring."""
+    """The model's weights, its prompts in groups of four, and the trainer's own policy for scoring."""
 
     def __init__(self, size: Size):
         self.size, self.run = size, size.config()
@@ -87,26 +86,26 @@ class Policy:
         self.prompts = asked.to(device())
         self.uniforms = torch.rand(len(asked), size.answer, generator=generator(0, "checks"))
         self.own = self.engine("local", "fp32")
-        self.own.load_weights(self.net.named_parameters(), 0)
 
-    def engine(self, kind: str, arm: str) -> RolloutEngine:
-        """An engine for an arm. Raises UserError if this machine does not support the combination."""
-        precision, kv_cache = ARMS[arm]
+    def engine(self, kind: str, precision: str, kv_cache: str = "compute") -> Any:
+        """Build an engine that holds the policy's weights. kind: local or vllm. precision: an option of rollout/precision.
+
+        Raises UserError if this machine does not support the combination.
+        """
         chosen = self.size.config(f"rollout/precision={precision}").rollout.precision
-        if kind == "local":
-            LocalEngine.check(self.net.config, chosen, kv_cache)
-            return LocalEngine(self.net.config, chosen, Sampling(kv_cache=kv_cache, stop=self.task.stop))
-        from harness.rollouts.vllm import VllmEngine
-
-        VllmEngine.check(self.net.config, chosen, kv_cache)
+        ENGINES[kind].check(self.net.config, chosen, kv_cache)
         context = self.prompts.shape[1] + self.size.answer
-        sampling = Sampling(kv_cache=kv_cache, stop=self.task.stop)
-        return VllmEngine(self.net.config, chosen, sampling, context=context, kv_cache_gib=KV_CACHE_GIB)
+        cache = {"context": context, "kv_cache_gib": KV_CACHE_GIB} if kind == "vllm" else {}
+        engine = ENGINES[kind](self.net.config, chosen, Sampling(kv_cache=kv_cache, stop=self.task.stop), **cache)
+        engine.load_weights(self.net.named_parameters(), 0)
+        return engine
 
     def scored(self, kind: str, arm: str) -> Scored:
-        """Sample from an engine in an arm, and score. Raises UserError if this machine does not support the combination."""
-        engine = self.engine(kind, arm)
-        engine.load_weights(self.net.named_parameters(), 0)
+        """Sample from the engine of an arm, and score its responses.
+
+        Raises UserError if this machine does not support the combination.
+        """
+        engine = self.engine(kind, *ARMS[arm])
         if device().type == "cuda":  # kernels are chosen and loaded at their first call
             engine.generate(self.prompts, self.uniforms)
         synchronize()

@@ -13,7 +13,7 @@ import torch
 from experiments.gpu_check.model import Size
 from experiments.gpu_check.section import Table, number
 from harness.models import device, hub_model, synchronize
-from harness.rollouts.vllm_support import installed
+from harness.rollouts.vllm_support import can_sleep, installed
 from harness.run.folder import RunFolder
 from harness.run.loop import train
 
@@ -22,7 +22,7 @@ GIB = 2**30
 
 
 class Ceiling(NamedTuple):
-    """Best rates of the device: bytes per second of a copy, operations per second of a square BF16 product."""
+    """Best rates of the device. bandwidth: bytes per second of a copy. rate: operations per second of a square BF16 product."""
 
     bandwidth: float
     rate: float
@@ -42,7 +42,9 @@ def ceiling() -> Ceiling:
 def check_training(size: Size) -> list[Table]:
     """Run size.steps RL steps with BF16 and FP8 rollouts in each engine. The first step, which loads kernels, does not count."""
     top = ceiling()
-    engines = {"local": ()} | ({"vllm": ("rollout/engine=vllm", *_asleep())} if installed() else {})
+    engines: dict[str, tuple[str, ...]] = {"local": ()}
+    if installed():
+        engines["vllm"] = ("rollout/engine=vllm", f"rollout.engine.sleep={can_sleep()}")
     rows = []
     for kind, overrides in engines.items():
         for precision in ("bf16", "fp8_channel"):
@@ -54,12 +56,6 @@ def check_training(size: Size) -> list[Table]:
         "response; training does 6 operations per weight and token."
     )
     return [Table("Ceilings of the device", "Measured, not from a data sheet.", best), Table("RL steps", note, rows)]
-
-
-def _asleep() -> tuple[str, ...]:
-    from harness.rollouts.vllm_support import can_sleep
-
-    return ("rollout.engine.sleep=true",) if can_sleep() else ()
 
 
 def _measured(size: Size, overrides: tuple[str, ...], top: Ceiling) -> dict[str, str]:

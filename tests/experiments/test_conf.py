@@ -134,7 +134,7 @@ def test_a_preset_that_sets_loss_and_proximal_gives_way_to_the_command_line():
     assert config("correction=verl/bypass_pg_is", "loss=ppo").loss.name == "ppo"
     assert config("correction=verl/bypass_ppo_clip", "proximal=old").proximal == "old"
     assert config("correction=none").proximal == "old"
-    assert config("correction=verl/bypass_pg_is", "+experiment=demo/fp8").steps == 400  # an experiment goes with it
+    assert config("correction=verl/bypass_pg_is", "+experiment=edge/fp8").steps == 400  # an experiment goes with it
 
 
 def test_the_preset_of_a_weight_refuses_an_anchor_on_the_rollout():
@@ -310,9 +310,3 @@ def test_every_preset_outside_verl_has_a_case():
     named = {path.relative_to(CONF / "correction").with_suffix("").as_posix() for path in CONF.glob("correction/**/*.yaml")}
     own = {"none", "sequence_mask", "sequence_truncate"}
     assert {name for name in named if not name.startswith("verl/")} - own == {case[0] for case in ONE_RESPONSE}
-
-
-def test_the_readme_replays_a_run_that_the_demo_makes():
-    """The folder in its command is the hash of the demo's first seed with W4A4 rollouts."""
-    (folder,) = re.findall(r"faultline replay (runs/demo/\S+)", Path("README.md").read_text())
-    assert str(config("+experiment=demo/w4a4", "seed=30").path) == folder

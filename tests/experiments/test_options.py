@@ -45,7 +45,7 @@ def test_what_a_text_uses(text, keys, chosen):
 
 
 def test_an_experiment_counts_for_all_that_it_sets():
-    found = options.used("    train +experiment=demo/w4a4_r3")
+    found = options.used("    train +experiment=edge/w4a4_r3")
     assert {"routing.replay", "actor.lr", "task.modulus", "dump.every"} <= found.keys
     assert {"model=moe", "loss=pg", "rollout/precision=nvfp4_w4a4"} <= found.options
     assert "rollout.staleness" not in found.keys

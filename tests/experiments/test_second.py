@@ -14,12 +14,14 @@ from experiments.second import (
     OWN,
     PLAN,
     SAMPLING,
+    START,
     arms,
     endpoints,
     long_curves,
     main,
     named,
     placed,
+    shares,
     unchanged,
 )
 from harness.errors import UserError
@@ -135,6 +137,32 @@ def test_a_precision_is_held_against_the_curves_at_its_own_size_and_persistence(
     found = placed(table).set_index("precision")
     assert found.loc["int8", "fixed"] == "0.650 (0.650 to 0.650)" and found.loc["int8", "fresh"] == "0.780 (0.780 to 0.780)"
     assert found["on the curve"].to_dict() == {"fp8_block": "yes", "int8": "no", "bf16": "yes"}
+
+
+def test_a_cost_is_a_share_of_what_the_control_gained():
+    """The control gains 0.1 over the start. An arm 0.02 below it has lost 20 %, one 0.03 above has won 30 %. Five values of an
+    arm have an sd of 0.01, eight of the control one of 0.0107. The standard error of the difference is then 0.00586 with 9.1
+    degrees of freedom, Student's t is 2.26, and the interval ±0.0132: 13 % of the gain. Fixed noise has
+    τ = 1 + 2·20 = 41, fresh noise 1, and persistence 0.5 has 1 + 2·(1 − 2⁻²⁰)."""
+    control, arm = ([START + 0.1 + 0.01 * sign for sign in signs] for signs in ((1, -1) * 4, (1, -1, 1, -1, 0)))
+    dose = {1.0: "4.1e+00", 0.0: "1.0e-01", 0.5: "3.0e-01"}
+    for persistence, shown in dose.items():
+        both = (({}, control), (noise(0.1, persistence), arm))
+        table = runs(*[(keys, policy, values) for keys, values in both for policy in (OWN, SAMPLING)])
+        table.loc[(table.noise > 0) & (table.policy == OWN), "reward"] -= 0.02
+        table.loc[(table.noise > 0) & (table.policy == SAMPLING), "reward"] += 0.03
+        (row,) = shares(table).to_dict("records")
+        assert (row["K3"], row["K3·τ"]) == ("1.0e-01", shown)
+        assert row["cost, trainer's own"] == "20% (7% to 33%)" and row["cost, sampling"] == "-30% (-43% to -17%)"
+    real = runs(
+        ({}, OWN, control), ({}, SAMPLING, control), ({"precision": "bf16"}, OWN, LOW), ({"precision": "bf16"}, SAMPLING, LOW)
+    )
+    assert shares(real)["K3·τ"].tolist() == ["–"]
+
+
+def test_the_start_is_that_of_the_recorded_runs():
+    long = pd.read_csv(Path(__file__).parents[2] / "experiments/study/second/long.csv")
+    assert (long[long.step == 0].own == START).all()
 
 
 def test_a_correction_of_the_exact_control_is_held_against_it_seed_by_seed():

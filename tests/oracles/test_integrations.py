@@ -1,14 +1,17 @@
 """The hooks in the real programs: verl's DataProto through its own function, and TRL's GRPOTrainer on a tiny model."""
 
+import math
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from scipy.special import log_softmax
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
@@ -82,6 +85,26 @@ compute_rollout_correction_and_add_to_batch(data, {{}})
     assert read.logp_old.tolist() == [[-1.0] * 3] * 2 and read.logp_rollout.tolist() == [[-1.5] * 3] * 2
 
 
+def test_verls_batches_are_diagnosed_in_a_line(monkeypatch, capsys):
+    """Every second batch, by uid. Log-probabilities to base 2 are named. No folder, no dump."""
+    name = "compute_rollout_correction_and_add_to_batch"
+    theirs = getattr(rollout_corr_helper, name)
+    monkeypatch.setattr(rollout_corr_helper, name, theirs)
+    verl.install(diagnose_every=2)
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 2, (64, 20, 50)).repeat(4, 0)  # samples of a prompt share their odds
+    chosen = (logits + rng.gumbel(size=logits.shape)).argmax(-1)[..., None]
+    logp = torch.from_numpy(np.take_along_axis(log_softmax(logits, -1), chosen, -1)[..., 0]).float()
+    for base in (1.0, math.log(2)):
+        tensors = {"response_mask": torch.ones(256, 20), "old_log_probs": logp, "rollout_log_probs": logp / base}
+        uid = np.repeat(np.arange(64), 4).astype(str).astype(object)
+        for _ in range(2):
+            getattr(rollout_corr_helper, name)(DataProto.from_dict(tensors=tensors, non_tensors={"uid": uid}), {})
+    first, second = (line for line in capsys.readouterr().out.splitlines() if line.startswith("faultline: "))
+    assert first.startswith("faultline: step 2: consistent mean ratio 1.0000 ")
+    assert second.startswith("faultline: step 4: FAULT log_base: ") and "base 2" in second
+
+
 @pytest.mark.parametrize("trainer", ["ray_trainer.py", "v1/trainer_base.py"])
 def test_both_trainers_of_verl_call_that_function_before_they_compute_advantages(trainer):
     """They need a cluster and packages that are not here, so their source is read."""
@@ -142,12 +165,14 @@ def grpo_trainer(folder: Path, rollouts: list, **settings) -> GRPOTrainer:
 
 
 @pytest.mark.parametrize("iterations", [1, 2])
-def test_what_grpo_trains_on_is_dumped(tmp_path, iterations):
+def test_what_grpo_trains_on_is_dumped(tmp_path, iterations, capsys):
     """log μ as sampled, log π_old by a forward of the fp32 weights at that time. With two iterations TRL itself computes it."""
     rollouts = []
     trainer = grpo_trainer(tmp_path, rollouts, num_iterations=iterations)
-    trl.record(trainer, tmp_path / "dump")
+    trl.record(trainer, tmp_path / "dump", diagnose=2)
     trainer.train()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("faultline: ")]
+    assert len(lines) == 1 and lines[0].startswith("faultline: step 0: consistent mean ratio ")
     names = [f"step-0000000{i}-{i}-rank-0.parquet" for i in range(0, 2, iterations)]
     assert sorted(path.name for path in (tmp_path / "dump").iterdir()) == names
     batches = faultline.load(tmp_path / "dump")
@@ -186,7 +211,7 @@ def test_a_trainer_without_sampled_log_probabilities_is_refused(tmp_path):
     with pytest.raises(UserError, match="set use_vllm=True in GRPOConfig"):
         trl.record(trainer, tmp_path)
     for refused in (lambda: trl.record(trainer, tmp_path, every=0), lambda: verl.install(tmp_path, every=0)):
-        with pytest.raises(UserError, match="every=0: write each"):
+        with pytest.raises(UserError, match="every=0: give a whole number of at least 1"):
             refused()
 
 

@@ -1,0 +1,73 @@
+"""`python -m experiments.kl_gradients`: exact bias and spread of the gradients of K1, K2 and K3, on enumerated policies.
+
+A penalty of KL(π‖π_ref) enters as a loss Σ_t k(x_t), x = log π_ref − log π, or as a reward −Σ_s k(x_s) of the whole response.
+One response y ~ π gives the gradient f(y) = Σ_t c_t(y)·∇log π(y_t). An expectation is a sum over all responses.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.func import jacrev
+
+from algos import kl
+from algos.enumerable import EnumerablePolicy, policies
+from analysis.frames import markdown
+
+ESTIMATORS = {"K1": kl.k1, "K2": kl.k2, "K3": kl.k3}
+DISTANCES = (0.1, 0.5, 1.5)
+"""Standard deviations of the noise on the logits that makes π_ref from π."""
+SEEDS = range(20)
+"""Seeds of the random policies over which the printed table averages."""
+
+
+def table(seed: int, vocabulary: int = 3, length: int = 4) -> pd.DataFrame:
+    """A row per distance, estimator and place of the penalty, for one random policy. seed: of the policy.
+
+    KL: nats per response. bias = |E f − ∇KL|/|∇KL|, and sd = √(E|f|² − |E f|²)/|∇KL| of one response, where ∇KL is the
+    gradient of KL(π‖π_ref) of a response. "bias at fixed prefixes" replaces ∇KL in the numerator by Σ_t E[−x_t·∇log π(y_t)],
+    the part of it that a loss per token can have. The penalty in the reward has its exact mean as baseline.
+    """
+    space = EnumerablePolicy.of(vocabulary, length)
+    logits, *references = policies(space, *DISTANCES, seed=seed)
+    score = jacrev(space.logp)(logits).flatten(2)
+    logp = space.logp(logits).requires_grad_()
+    probability = logp.detach().sum(-1).exp()
+
+    def expected(coefficients: Tensor) -> Tensor:
+        return torch.einsum("n,nt,ntp->p", probability, coefficients, score)
+
+    rows = []
+    for reference in references:
+        ref = space.logp(reference)
+        ratio = (logp - ref).detach()
+        fixed, whole = expected(ratio), expected(ratio.sum(-1, keepdim=True).expand_as(ratio))
+        for name, estimator in ESTIMATORS.items():
+            value = estimator(logp, ref, space.mask)
+            penalty = value.detach().sum(-1)
+            centred = (penalty - probability @ penalty)[:, None].expand_as(ratio)
+            for place, coefficients in (("loss", torch.autograd.grad(value.sum(), logp)[0]), ("reward", centred)):
+                mean = expected(coefficients)
+                square = probability @ torch.einsum("nt,ntp->np", coefficients, score).square().sum(-1)
+                rows.append(
+                    {
+                        "KL": float(probability @ ratio.sum(-1)),
+                        "estimator": name,
+                        "as": place,
+                        "bias": float((mean - whole).norm() / whole.norm()),
+                        "bias at fixed prefixes": float((mean - fixed).norm() / whole.norm()),
+                        "sd": float((square - mean.square().sum()).clamp(min=0).sqrt() / whole.norm()),
+                    }
+                )
+    return pd.DataFrame(rows)
+
+
+def average() -> pd.DataFrame:
+    """Biases and standard deviations of the KL gradients, averaged over the policies of `SEEDS`; columns as in `table`."""
+    tables = [table(seed) for seed in SEEDS]
+    return tables[0].assign(**pd.concat(tables).groupby(level=0).mean(numeric_only=True))
+
+
+if __name__ == "__main__":
+    print(markdown(average().round(3)))
