@@ -44,15 +44,17 @@ def bounded(source: Path | str) -> Iterator[None]:
     try:
         with _limited():
             yield
-    except MemoryError:
-        refused = True
-    except RuntimeError as error:  # torch has no class of its own for it
-        refused = "DefaultCPUAllocator" in str(error)
-        if not refused:
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
             raise
     else:
         return
     raise TooLarge(f"{source}: takes more than the {room() / _GIB:.1f} GiB that may be used here; give a smaller part of it")
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether `error` says that memory was refused. torch raises a RuntimeError for it, and has no class of its own."""
+    return isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 @contextmanager

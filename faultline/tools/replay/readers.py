@@ -24,6 +24,7 @@ import torch
 from harness.dumps.files import tabulate
 from harness.dumps.schema import COLUMNS, LOGPS, Problem
 from harness.errors import UserError, first_line
+from harness.room import out_of_memory
 
 LINES = 4096
 """Maximum number of lines of a JSONL file in one table."""
@@ -118,6 +119,8 @@ def read_skyrl(path: Path) -> Columns:
             theirs["sequences"] = theirs["sequences"][..., -theirs["loss_mask"].shape[-1] :]
         pad = (state.get("metadata") or {}).get("pad_size", 0)
     except NOT_READ as error:
+        if out_of_memory(error):
+            raise
         first = first_line(error)
         raise UserError(f"{path}: no whole SkyRL TrainingInputBatch ({first}); set trainer.dump_data_batch=true") from None
     columns = _renamed(path, theirs, SKYRL, "SkyRL's", "rollout_logprobs needs generator.sampling_params.logprobs=1")
@@ -132,7 +135,10 @@ def read_tensors(path: Path) -> Columns:
     """
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except NOT_READ:  # torch's own message advises to run the code that the file names
+    except NOT_READ as error:
+        if out_of_memory(error):
+            raise
+        # torch's own message, left out, advises to run the code that the file names
         what = "holds more than tensors" if zipfile.is_zipfile(path) else "is no whole file of torch.save"
         raise UserError(f"{path}: {what}; save a dictionary of tensors as docs/replay.md says") from None
     if not isinstance(loaded, dict):
@@ -143,6 +149,8 @@ def read_tensors(path: Path) -> Columns:
             try:
                 theirs[str(name)] = _array(value)
             except (RuntimeError, TypeError) as error:
+                if out_of_memory(error):
+                    raise
                 raise UserError(f"{path}: {name} is no plain tensor ({first_line(error)}); save its to_dense()") from None
     if not theirs.keys() & {*VERL.values(), *TRL.values()} - {"advantages"}:
         have = ", ".join(theirs) or "no tensor"

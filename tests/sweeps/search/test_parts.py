@@ -151,5 +151,5 @@ def test_a_wrong_spec_is_refused_by_its_key(tmp_path, change, told):
 
 
 def test_a_spec_that_is_not_there(tmp_path):
-    with pytest.raises(UserError, match="no search of that name; there are upper_edge, learning_rate_edge, token_upper"):
+    with pytest.raises(UserError, match="no search of that name; there are learning_rate_edge, token_upper, upper_edge"):
         load(Path("nosuch"), [])
