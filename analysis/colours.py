@@ -16,8 +16,11 @@ LINE, TEXT = 3.0, 4.5
 """Least contrast of a line, and of text, with its background: WCAG 2.1, criteria 1.4.11 and 1.4.3, level AA."""
 DARKEST, LIGHTEST = 0.30, 0.65
 """Range of lightness of a shade. A shade within it, and its dark variant, have the contrast LINE with their backgrounds."""
-SHADES = 4
-"""Number of shades of a hue, spaced evenly over the range of lightness."""
+ROTATIONS = (0, 70, -50, 120)
+"""Rotation of the hue of each shade in degrees. A search placed them: the shades of every colour of a precision stay apart
+to readers with all cones and to those without red or green ones (tests/analysis/test_marks.py)."""
+SHADES = len(ROTATIONS)
+"""Number of shades of a colour, spaced evenly over the range of lightness."""
 READABLE = 0.52
 """Maximum lightness of coloured text on a light background."""
 TURN = 1.2
@@ -64,30 +67,36 @@ def ink(colour: str) -> str:
 
 
 def shade(colour: str, place: int) -> str:
-    """Shade number `place` of a hue. Number 0 is the colour itself; after SHADES they repeat."""
+    """Shade number `place` of a colour: another lightness and hue. Number 0 is the colour itself; after SHADES they repeat.
+
+    A shade is told from its neighbours by hue in colour, and by lightness in grey.
+    """
     lightness = _oklab(colour)[0] - DARKEST
     span = LIGHTEST - DARKEST
-    return colour if place % SHADES == 0 else _lightened(colour, DARKEST + (lightness + place * span / SHADES) % span)
+    place %= SHADES
+    return _moved(colour, DARKEST + (lightness + place * span / SHADES) % span, ROTATIONS[place]) if place else colour
 
 
 def readable(colour: str) -> str:
     """The colour, darkened if text in it would be too pale. Its dark variant is legible as text on a dark background."""
-    return _lightened(colour, min(_oklab(colour)[0], READABLE))
+    return _moved(colour, min(_oklab(colour)[0], READABLE))
 
 
 @functools.cache
 def dark(colour: str) -> str:
     """Variant of a colour for a dark background: its hue, with the lightness `TURN` less that of the colour."""
-    return _lightened(colour, min(TURN - _oklab(colour)[0], 1.0))
+    return _moved(colour, min(TURN - _oklab(colour)[0], 1.0))
 
 
 def _oklab(colour: str) -> np.ndarray:
     return LAB @ np.cbrt(LMS @ linear(colour))
 
 
-def _lightened(colour: str, lightness: float) -> str:
-    """The colour with another lightness. Its chroma is cut as far as sRGB requires."""
+def _moved(colour: str, lightness: float, rotation: float = 0) -> str:
+    """The colour with another lightness, its hue rotated by `rotation` degrees. Its chroma is cut as far as sRGB requires."""
     _, a, b = _oklab(colour)
+    cos, sin = np.cos(np.deg2rad(rotation)), np.sin(np.deg2rad(rotation))
+    a, b = a * cos - b * sin, a * sin + b * cos
     for chroma in np.linspace(1, 0, 101):
         rgb = np.linalg.solve(LMS, np.linalg.solve(LAB, [lightness, chroma * a, chroma * b]) ** 3)
         if rgb.min() > -1e-4 and rgb.max() < 1 + 1e-4:

@@ -1,8 +1,8 @@
 """The colour, marker and dash of each arm, used by every figure, every table of a page and `faultline watch`.
 
-The control is black. Any other arm has the hue of its source of mismatch, usually its rollout precision. The corrections of a
-source differ in shade, dash and marker; a circle means none. A precision has the same hue on every page. If there are more
-sources than hues, those that share a hue differ in their markers and dashes.
+The control is black. Any other uncorrected arm has the colour of its source of mismatch, usually its rollout precision. A
+precision has the same colour on every page. The corrections of a source have colours made from it, and differ in dash and marker
+too; a circle means none. If there are more sources than colours, those that share one differ in their markers and dashes.
 """
 
 from __future__ import annotations

@@ -73,9 +73,11 @@ def test_every_shade_is_legible_on_both_papers(hue, scheme):
 @pytest.mark.parametrize("eye", EYES)
 @pytest.mark.parametrize("hue", HUES.values())
 def test_shades_of_a_hue_are_apart_to_every_eye(hue, eye, scheme):
-    """Shades differ in lightness, which every eye has. They are at least three times just noticeable apart."""
+    """Shades differ in lightness, which every eye has: three times just noticeable. Grey has no hue; to an eye with all cones
+    the shades of every other colour are as far apart as two precisions."""
     shades = [lab(VARIANTS[scheme](shade(hue, place)), EYES[eye]) for place in range(SHADES)]
-    assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(shades, 2)) > 7
+    least = 14 if eye == "all cones" and hue != NEUTRAL else 7
+    assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(shades, 2)) > least
 
 
 @pytest.mark.parametrize("scheme", VARIANTS)
