@@ -52,7 +52,7 @@ def launch(
         if not extend:
             _check_unchanged(sweep, grid, states)
         plan(sweep, grid, states)
-        active = _enter_missing_ends(sweep, executor.look())
+        active = enter_missing_ends(sweep, executor.look())
         sweep.write("launcher.json", settings)
         states = sweep.states()
         todo = [run for run in grid if run not in active and _is_todo(sweep, run, states[run], retry_failed)]
@@ -92,7 +92,7 @@ def _run(sweep: Sweep, grid: dict[str, Config], todo: list[str], active: set[str
         if todo:
             executor.submit(todo)
         if waits:
-            _enter_missing_ends(sweep, wait_for_all(executor, active, display.update))
+            enter_missing_ends(sweep, wait_for_all(executor, active, display.update))
     states = {run: state for run, state in sweep.states().items() if run in grid}
     if waits:
         report(sweep, states)
@@ -101,7 +101,7 @@ def _run(sweep: Sweep, grid: dict[str, Config], todo: list[str], active: set[str
     return states
 
 
-def wait_for_all(executor: Executor, active: Collection[str], tick: Callable[[], None]) -> Look:
+def wait_for_all(executor: Executor, active: Collection[str], tick: Callable[[], None] = lambda: None) -> Look:
     """Wait until no run is queued or under way, calling `tick` meanwhile. Returns the final states and the live runs.
 
     active: runs that an earlier launcher started. Those that it left unfinished are submitted once more.
@@ -125,7 +125,7 @@ def wait_for_all(executor: Executor, active: Collection[str], tick: Callable[[],
             tick()
 
 
-def _enter_missing_ends(sweep: Sweep, look: Look) -> set[str]:
+def enter_missing_ends(sweep: Sweep, look: Look) -> set[str]:
     """Enter missing ends of runs into the ledger. Returns the runs that are queued or under way.
 
     An end is missing if the run finished without a launcher, or if its launcher was killed.

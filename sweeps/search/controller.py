@@ -19,6 +19,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from harness.config import Config
 from harness.errors import UserError
 from harness.files import writing
+from sweeps.launch import enter_missing_ends, wait_for_all
 from sweeps.launchers.executor import Executor
 from sweeps.launchers.local import Local
 from sweeps.launchers.options import SlurmOptions
@@ -81,6 +82,8 @@ class Controller:
             while self._advance():
                 self._wait()
             result = self._result()
+            # A run's folder says that it has finished before its process has ended, or after its launcher was killed.
+            enter_missing_ends(self.sweep, wait_for_all(self.executor, ()))
             self.sweep.write("search.json", result)
             return result
 

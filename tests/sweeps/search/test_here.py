@@ -18,6 +18,7 @@ from analysis.load import load as analysed
 from analysis.report import report
 from faultline.cli import main
 from harness.errors import UserError
+from sweeps.launch import plan
 from sweeps.ledger import Sweep
 from sweeps.search.controller import Controller
 from sweeps.search.dashboard import serve_dashboard
@@ -111,6 +112,22 @@ def test_runs_that_end_while_they_are_read_are_read_again(tmp_path, monkeypatch)
     monkeypatch.undo()
     told = update()
     assert told.state == TrialState.COMPLETE and told.intermediate_values == {0: 0.5, 2: 0.7}
+
+
+def test_a_search_enters_the_ends_that_a_killed_launcher_left_out(tmp_path):
+    """All four runs have finished after the death of the launcher that had started them: the ledger says that they run."""
+    spec = Spec(**specified(tmp_path) | {"space": {"loss.eps_low": [0.1]}, "trials": 1})
+    sweep = Sweep(tmp_path / "here")
+    configs = spec.configs({"loss.eps_low": 0.1}, [0, 1, 1000, 1001])
+    plan(sweep, {config.digest: config for config in configs}, {})
+    for config in configs:
+        sweep.log("submitted", [config.digest], batch="")
+        sweep.log("started", [config.digest], job="local", step=0)
+        for step in (0, 1, 2):
+            sweep.folder(config.digest).log_metrics(step, {"eval/reward": 0.5})
+        sweep.folder(config.digest).write("status.json", {"state": "done", "time": 0.0})
+    assert Controller(spec, sweep).run()["fresh"]["seeds"] == 2
+    assert {state.state for state in sweep.states().values()} == {"done"}
 
 
 def test_launcher_local_takes_the_same_spec():
