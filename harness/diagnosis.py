@@ -19,12 +19,14 @@ class RunFacts(NamedTuple):
     """Facts of a run's config that explain a difference between log μ and log π_old.
 
     precision: the coarser precision of sampler and trainer, a name of `rounding.K3`; None if it was not measured. behind: minimum
-    number of steps that the sampler's weights are behind. noise: whether the run adds noise to its sampler on purpose.
+    number of steps that the sampler's weights are behind. noise: whether the run adds noise to its sampler on purpose. baseline:
+    K3 of a dump without a fault of the same model, which counts instead of the precision's; None if there is no such dump.
     """
 
     precision: str | None = None
     behind: int = 0
     noise: bool = False
+    baseline: float | None = None
 
     def lag(self, version: Tensor, mask: Tensor) -> Tensor | None:
         """Number of versions by which each token's weights are known to be behind; None if no token's are known to be.
@@ -36,9 +38,12 @@ class RunFacts(NamedTuple):
         lag = version[mask].max() - version + self.behind
         return lag if bool(lag[mask].any()) else None
 
-    def diagnose(self, batch: Batch, lag: Tensor | None = None, tokens: Tensor | None = None) -> Diagnosis:
-        """Diagnose a batch. Noise that the run adds on purpose is no fault. lag, tokens: as in `algos.faults.diagnose`."""
-        found = diagnose(batch, precision=None if lag is not None else self.precision, lag=lag, tokens=tokens)
+    def diagnose(
+        self, batch: Batch, lag: Tensor | None = None, tokens: Tensor | None = None, entropy: Tensor | None = None
+    ) -> Diagnosis:
+        """Diagnose a batch. Noise that the run adds on purpose is no fault. The tensors are those of `algos.faults.diagnose`."""
+        precision, baseline = (self.precision, self.baseline) if lag is None else (None, None)
+        found = diagnose(batch, precision=precision, baseline=baseline, lag=lag, tokens=tokens, entropy=entropy)
         if found.question != "b" or not self.noise:
             return found
         evidence = "this run adds noise to its sampler"

@@ -14,6 +14,7 @@ from algos.diagnostics.pairs import LogpPairs
 from algos.diagnostics.places import places
 from algos.diagnostics.slope import slope
 from algos.diagnostics.support import support
+from algos.diagnostics.surprise import surprise
 from algos.diagnostics.tails import tails
 from algos.diagnostics.values import values
 
@@ -22,10 +23,11 @@ Statistics = dict[str, float]
 whose docstrings explain the rest."""
 
 
-def statistics(batch: Batch, tokens: Tensor | None = None) -> Statistics:
+def statistics(batch: Batch, tokens: Tensor | None = None, entropy: Tensor | None = None) -> Statistics:
     """All statistics of a batch with logp_old, with the counts `size/tokens`, `size/responses` and `size/prompts`.
 
-    tokens: [B, T] ids, which `collisions` compares. Raises ValueError without logp_old.
+    tokens: [B, T] ids, which `collisions` compares. entropy: H(π_old) [B, T] in nats, which `surprise` needs. Raises ValueError
+    without logp_old.
     """
     pairs = LogpPairs(batch)
     found = {
@@ -35,4 +37,4 @@ def statistics(batch: Batch, tokens: Tensor | None = None) -> Statistics:
     }
     for measured in (identity, values, alignment, slope, support, duplicates, places, tails, drift):
         found |= measured(pairs)
-    return found | collisions(pairs, tokens)
+    return found | collisions(pairs, tokens) | surprise(pairs, entropy)

@@ -31,9 +31,13 @@ def identity(pairs: LogpPairs) -> dict[str, float]:
     are swapped or μ did not sample. below = E[(1−ρ)+] ≤ 1 and above = E[(ρ−1)+]: equal under the identity, since their difference
     is E[ρ] − 1; `below` is bounded, so a gap with a small `above` is a missing tail. swapped, swapped_z: E[1/ρ] against 1, the
     identity of the columns exchanged. exponent: the result of the function `exponent`.
+    drawn_z: of E[ρ] against 1 with the error of independent tokens, Σ(ρ−1)/√Σ(ρ−1)². It is right if μ sampled, because ρ − 1 are
+    then martingale differences; of another sampler it is the larger z. likelihood: Σ l over all tokens, the log likelihood of
+    the batch under π less that under μ. If μ sampled, E[exp Σ l] = 1, so a sum of c or more has a probability of at most e⁻ᶜ.
     """
     ratio, reverse, k1 = pairs.mean(pairs.rho), pairs.mean((-pairs.l).exp()), pairs.mean(-pairs.l)
     off = torch.expm1(pairs.l)
+    size = float(off.square().sum().sqrt())
     return {
         "identity/mean": ratio.mean,
         "identity/error": ratio.error,
@@ -45,6 +49,8 @@ def identity(pairs: LogpPairs) -> dict[str, float]:
         "identity/k1": k1.mean,
         "identity/k1_z": k1.z(0.0),
         "identity/exponent": exponent(pairs.l),
+        "identity/drawn_z": float(off.sum()) / size if size > 0 else 0.0,
+        "identity/likelihood": float(pairs.l.sum()),
     }
 
 

@@ -11,12 +11,9 @@ from algos.registry import Registry
 
 __all__ = ["FAULTS"]
 
-FAULTS = Registry(
-    "faults",
-    {
-        **{name: f"algos.faults.{name}:FAULT" for name in ("eos", "fill", "mask", "shift", "permuted", "duplicates", "log_base")},
-        **{name: f"algos.faults.{name}:FAULT" for name in ("swapped", "raw_logprobs", "truncated_sampling", "temperature")},
-        **{name: f"algos.faults.{name}:FAULT" for name in ("stale", "prompt", "cache", "layer", "routing")},
-    },
-)
+NAMES = (
+    "eos", "fill", "mask", "shift", "permuted", "duplicates", "log_base", "swapped", "raw_logprobs", "sampler",
+    "truncated_sampling", "stale", "temperature", "prompt", "cache", "layer", "routing",
+)  # fmt: skip
+FAULTS = Registry("faults", {name: f"algos.faults.{name}:FAULT" for name in NAMES})
 """Registry of every known `base.Fault`, by name."""

@@ -14,8 +14,6 @@ from algos.faults import FAULTS
 from algos.faults.base import QUESTIONS, SIZE, SURE, Fault, broken, excess
 
 UNKNOWN = "not explained by rounding"
-DRAWN = 4.5
-"""Minimum |z| at which samples of a prompt agree more or less often than the logged probabilities allow."""
 
 
 class Diagnosis(NamedTuple):
@@ -42,15 +40,24 @@ class Diagnosis(NamedTuple):
         return f"{self.kind.upper() if self.kind != 'consistent' else self.kind}{name} {self.evidence}"
 
 
-def diagnose(batch: Batch, *, precision: str | None = None, lag: Tensor | None = None, tokens: Tensor | None = None) -> Diagnosis:
+def diagnose(
+    batch: Batch,
+    *,
+    precision: str | None = None,
+    baseline: float | None = None,
+    lag: Tensor | None = None,
+    tokens: Tensor | None = None,
+    entropy: Tensor | None = None,
+) -> Diagnosis:
     """The diagnosis of a batch with logp_old: the first fault that fits, in the order of `QUESTIONS`.
 
-    precision: the sampler's, a name of `rounding.K3`; without it K3 is compared with the coarsest format's. lag [B, T]: number of
-    versions that each token's weights are known to be behind; known old weights are no fault. tokens [B, T]: ids, which identify
-    repeated samples exactly. Raises ValueError without logp_old.
+    precision: the sampler's, a name of `rounding.K3`; without it K3 is compared with the coarsest format's. baseline: K3 of a
+    dump without a fault of the same model, which replaces that of the precision. lag [B, T]: number of versions that each token's
+    weights are known to be behind; known old weights are no fault. tokens [B, T]: ids, which identify repeated samples exactly.
+    entropy [B, T]: H(π_old) of each token in nats, which shows tokens of another sampler. Raises ValueError without logp_old.
     """
-    found = statistics(batch, tokens)
-    found["size/k3_most"] = rounding.most(precision)
+    found = statistics(batch, tokens, entropy)
+    found["size/k3_most"] = rounding.most(precision, baseline)
     found["size/lag"] = found["size/lag_spread"] = 0.0
     if lag is not None and bool(batch.mask.any()):
         known = torch.where(batch.mask, lag, 0)
@@ -85,9 +92,6 @@ def _unexplained(found: Statistics) -> tuple[str, str] | None:
     if broken(found):
         cause = f"{QUESTIONS['a']}, or responses were filtered out of the batch"
         return "a", f"{UNKNOWN}: the mean ratio is {found['identity/mean']:.4f} (z {found['identity/z']:.1f}) and not 1; {cause}"
-    if abs(found["collisions/z"]) >= DRAWN:
-        much = f"two samples of a prompt agree at {found['collisions/found']:.1%} of the places, and the logged odds say "
-        return "a", f"{UNKNOWN}: {much}{found['collisions/expected']:.1%} (z {found['collisions/z']:.1f}); {QUESTIONS['a']}"
     if excess(found) >= 1:
         return "b", f"{UNKNOWN}: K3 is {found['tails/k3']:.2g}, rounding gives at most {found['size/k3_most']:.2g}"
     return None

@@ -7,13 +7,16 @@ TIMES, TIMES_IN_EXCESS = 2.0, 1.3
 """Minimum mean squared move of the logits of the first four tokens, divided by that of later tokens. 2.7 with a z of 2.3 was the
 maximum without a fault. TIMES_IN_EXCESS holds where K3 is beyond rounding."""
 SURE_IN_EXCESS = 1.5
+WRONG = 1.0
+"""Mean squared move of later tokens, in square logits, from which on the rules for a K3 within rounding hold in excess too: a
+response mends a wrong prompt as it becomes the context, so later tokens that move as much were computed wrongly themselves."""
 
 
 def _signature(s: Statistics) -> float | None:
     if s["size/lag_spread"] > 0:
         return None  # weights known to be older at some places explain such a profile
     times, z = ratio(s["places/head"], s["places/rest"]), s["places/head_z"]
-    if excess(s) >= 1:
+    if excess(s) >= 1 and s["places/rest"] < WRONG:
         return beyond(times / TIMES_IN_EXCESS, z / SURE_IN_EXCESS)
     return beyond(times / TIMES, z / SURE)
 

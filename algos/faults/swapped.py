@@ -5,6 +5,9 @@ from algos.faults.base import Fault, beyond
 
 SURE = 4.5
 """Minimum normal deviates of E[ρ] above 1; 3.9 was the maximum without a fault."""
+LIKELIHOOD = 12.7
+"""Minimum Σ l in nats, where `SURE` is not reached. Without a fault it has odds of at most e^-12.7 = 3e-6, as 4.5 deviates have,
+however heavy the tails are."""
 CHI2 = 0.8
 """Minimum of (E[ρ] − 1)/K3: exchanged columns have E[π/μ] − 1 = χ², about 2·K3."""
 EXACT = 3.0
@@ -14,16 +17,16 @@ EXACT = 3.0
 def _signature(s: Statistics) -> float | None:
     if not abs(s["identity/swapped_z"]) <= EXACT or not s["identity/k1"] < 0 or s["tails/k3"] <= 0:
         return None
-    deviates = s["identity/z"] / SURE
+    deviates = max(s["identity/z"], s["identity/drawn_z"]) / SURE
     chi2 = (s["identity/mean"] - 1) / s["tails/k3"] / CHI2
-    heavy = -s["identity/k1_z"] / 4.0  # a heavy tail hides E[ρ] in its own error, and leaves K1
-    return beyond(max(deviates, heavy), chi2)
+    return beyond(max(deviates, s["identity/likelihood"] / LIKELIHOOD), chi2)
 
 
 def _evidence(s: Statistics) -> str:
     return (
-        f"the mean ratio is {s['identity/mean']:.4f} (z {s['identity/z']:.1f}), and 1/ratio has the mean "
-        f"{s['identity/swapped']:.4f} (z {s['identity/swapped_z']:.1f}); K1 is {s['identity/k1']:.2g}, below 0"
+        f"the mean ratio is {s['identity/mean']:.4f}, and 1/ratio has the mean {s['identity/swapped']:.4f} "
+        f"(z {s['identity/drawn_z']:.1f} and {s['identity/swapped_z']:.1f}); the tokens are "
+        f"{s['identity/likelihood']:.0f} nats likelier by the trainer's column than by the sampler's"
     )
 
 

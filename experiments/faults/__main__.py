@@ -1,6 +1,6 @@
 """`python -m experiments.faults`: make the dumps of the plan, diagnose each, and print how they were named.
 
-    python -m experiments.faults --make recorded chain runs smollm2   # makes, diagnoses, records and prints
+    python -m experiments.faults --make recorded chain runs smollm2 vllm   # makes, diagnoses, records and prints
     python -m experiments.faults                                      # prints what is recorded
 
 Every dump is a row of the record. Existing rows are not computed again, so a stopped command can be resumed.
@@ -21,8 +21,12 @@ from experiments.faults.report import report
 from harness.boundary import command
 
 RECORD = Path(__file__).parents[1] / "study" / "faults" / "record.csv"
-PARTS = ("recorded", "chain", "runs", "smollm2")
-FIELDS = (*Key._fields, "responses", "tokens", "kind", "named", "question", "strength", "k3", "z")
+PARTS = ("recorded", "chain", "runs", "smollm2", "vllm")
+FIELDS = (
+    *Key._fields, "responses", "tokens", "kind", "named", "question", "strength", "k3", "z", "surprise_z", "baseline",
+    "bare_kind", "bare_named", "bare_question",
+)  # fmt: skip
+"""Columns of the record. bare_*: the answer to the same dump without entropies and without a baseline."""
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -40,6 +44,7 @@ def dumps(arguments: argparse.Namespace, wanted: inject.Wanted) -> Iterator[Made
         "chain": lambda: inject.chain(arguments.runs, wanted),
         "runs": lambda: inject.runs(arguments.runs, wanted),
         "smollm2": lambda: inject.smollm2(arguments.model, wanted),
+        "vllm": lambda: inject.vllm(arguments.model, arguments.runs, wanted),
     }
     for part in arguments.make:
         yield from made[part]()
@@ -57,11 +62,17 @@ def judged(made: Made) -> dict[str, Any]:
     """Diagnose a dump and return the result as a row of the record."""
     arm = made.key.precision
     precision = "fp8_tensor" if arm.startswith("staleness") or arm in ("partial", "moe", "moe_r3") else arm
-    found = diagnose(made.batch, precision=precision, lag=made.lag, tokens=made.tokens)
+    bare = diagnose(made.batch, precision=precision, lag=made.lag, tokens=made.tokens)
+    found = bare
+    if made.entropy is not None or made.baseline is not None:
+        found = diagnose(
+            made.batch, precision=precision, baseline=made.baseline, lag=made.lag, tokens=made.tokens, entropy=made.entropy
+        )
+    statistics = found.statistics
+    numbers = found.strength, statistics["tails/k3"], statistics["identity/z"], statistics["surprise/z"], made.baseline or 0.0
     values = (
         *str(made.key).split(), len(made.batch.mask), int(made.batch.mask.sum()), found.kind, found.fault or "",
-        found.question or "", f"{found.strength:.3g}", f"{found.statistics['tails/k3']:.3g}",
-        f"{found.statistics['identity/z']:.3g}",
+        found.question or "", *(f"{number:.3g}" for number in numbers), bare.kind, bare.fault or "", bare.question or "",
     )  # fmt: skip
     return dict(zip(FIELDS, values, strict=True))
 

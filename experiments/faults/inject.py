@@ -10,6 +10,7 @@ import torch
 
 from algos.batch import Batch
 from experiments.faults import clean, edits, plan, real
+from experiments.faults import vllm as in_vllm
 from experiments.faults.read import batch as read
 from harness.compose import compose
 from harness.config import Config, parse
@@ -17,6 +18,8 @@ from harness.config import Config, parse
 SMOLLM2 = Path(__file__).parents[1] / "study" / "smollm2"
 STALE = {k: (f"rollout.staleness={k}", "actor.lr=1e-3") for k in (1, 4, 8)}
 """Number of syncs that the sampler's weights lag -> overrides of a run whose dumps do not record the lag."""
+IN_VLLM = ("rollout/engine=vllm", "rollout/precision=bf16", "rollout.engine.kv_cache_gib=0.25")
+"""Overrides of a run that vLLM samples."""
 
 
 class Key(NamedTuple):
@@ -33,12 +36,17 @@ class Key(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A dump as a batch. tokens [B, T]: ids. lag [B, T]: number of versions that each token's weights are known to be behind."""
+    """A dump as a batch. tokens [B, T]: ids. lag [B, T]: number of versions that each token's weights are known to be behind.
+
+    entropy [B, T]: H(π_old), in nats. baseline: K3 of another dump without a fault, of the same policy in the same precision.
+    """
 
     key: Key
     batch: Batch
     tokens: torch.Tensor | None = None
     lag: torch.Tensor | None = None
+    entropy: torch.Tensor | None = None
+    baseline: float | None = None
 
 
 Wanted = Callable[[Key], bool]
@@ -60,23 +68,22 @@ def chain(folder: Path, wanted: Wanted) -> Iterator[Made]:
     """Generate dumps of a small policy on the chain task with every fault at every size, real or edited into a dump."""
     for seed, shape in plan.CHAIN.items():
         config = parse(compose(*clean.BASE, f"run.root={folder}", f"seed={seed}", f"task.length={shape.tokens}"))
-        cases = [("clean", 0.0), *((fault, size) for fault, sizes in real.SIZES.items() for size in sizes)]
+        cases = [(fault, size) for fault, sizes in real.SIZES.items() for size in sizes]
         cases = [(fault, size) for fault, size in cases if real.possible(fault, size, config)]
         edited = [(fault, size) for fault, sizes in edits.SIZES.items() if fault not in real.SIZES for size in sizes]
+        draws = [("clean", float(draw)) for draw in range(plan.DRAWS)]
         bed = None
-        for precision in plan.SAMPLERS:
-            for fault, size in (*cases, *edited):
+        for precision in clean.PRECISIONS:
+            for fault, size in (*draws, *(cases + edited if precision in plan.SAMPLERS else ())):
                 if wanted(key := Key("chain", fault, size, precision, seed)):
                     bed = bed or real.Bed(config, shape.responses, seed)
-                    yield _case(bed, key) if (fault, size) in cases else _edit(bed, key)
+                    yield _edit(bed, key) if (fault, size) in edited else _case(bed, key)
 
 
 def smollm2(model: str, wanted: Wanted) -> Iterator[Made]:
     """Generate dumps of SmolLM2 with each real fault at its middle size."""
     for seed, shape in plan.SMOLLM2.items():
-        config = parse(
-            compose("+experiment=smollm2/bf16", "tracking=disabled", f"task.answer_length={shape.tokens}", f"model.path={model}")
-        )
+        config = _smollm2(model, shape)
         bed = None
         for fault, size in [("clean", 0.0), *((fault, plan.middle(sizes)) for fault, sizes in real.SIZES.items())]:
             if wanted(key := Key("smollm2", fault, size, "bf16", seed)):
@@ -84,33 +91,62 @@ def smollm2(model: str, wanted: Wanted) -> Iterator[Made]:
                 yield _case(bed, key)
 
 
+def vllm(model: str, folder: Path, wanted: Wanted) -> Iterator[Made]:
+    """Generate dumps that vLLM samples: of SmolLM2 with each real fault, and of runs of the chain task."""
+    for seed, shape in plan.VLLM.items():
+        config = _smollm2(model, shape)
+        bed = None
+        for fault, size in [("clean", 0.0), *((fault, size) for fault, sizes in in_vllm.SIZES.items() for size in sizes)]:
+            if wanted(key := Key("vllm", fault, size, "bf16", seed)):
+                bed = bed or in_vllm.VllmBed(config, shape.responses, seed)
+                yield _case(bed, key)
+        yield from _stale(folder, "bf16", seed, wanted, "vllm-run", IN_VLLM)
+        yield from _clean(folder, "bf16", seed, wanted, "vllm-run", IN_VLLM)
+
+
 def runs(folder: Path, wanted: Wanted) -> Iterator[Made]:
     """Generate the dumps of runs without a fault, one per dumped training step, and the last dumps of runs with old weights."""
     for seed in plan.RUNS:
-        for k, overrides in STALE.items():
-            if wanted(key := Key("run", "stale", k, "fp8_tensor", seed)):
-                own, _, tokens = read(
-                    _dumps(clean.config(folder, "fp8_tensor", seed, *overrides, f"run.sweep={seed}-old-{k}"))[-1]
-                )
-                yield Made(key, own, tokens)
+        yield from _stale(folder, "fp8_tensor", seed, wanted, "run")
         for arm in clean.ARMS:
-            keys = [Key("run", "clean", step, arm, seed) for step in clean.STEPS]
-            if any(map(wanted, keys)):
-                for key, path in zip(keys, _dumps(clean.config(folder, arm, seed)), strict=True):
-                    if wanted(key):
-                        own, versions, tokens = read(path)
-                        late = versions is not None and (arm.startswith("staleness") or arm == "partial")
-                        yield Made(key, own, tokens, 1 + versions.max() - versions if late else None)
+            yield from _clean(folder, arm, seed, wanted, "run")
+
+
+def _stale(folder: Path, arm: str, seed: int, wanted: Wanted, source: str, overrides: tuple[str, ...] = ()) -> Iterator[Made]:
+    """Generate the last dump of each run with old weights."""
+    for k, lag in STALE.items():
+        if wanted(key := Key(source, "stale", k, arm, seed)):
+            config = clean.config(folder, arm, seed, *lag, *overrides, f"run.sweep={seed}-{source}-old-{k}")
+            own, _, tokens = read(_dumps(config)[-1])
+            yield Made(key, own, tokens)
+
+
+def _clean(folder: Path, arm: str, seed: int, wanted: Wanted, source: str, overrides: tuple[str, ...] = ()) -> Iterator[Made]:
+    """Generate the dumps of a run without a fault."""
+    keys = [Key(source, "clean", step, arm, seed) for step in clean.STEPS]
+    if not any(map(wanted, keys)):
+        return
+    config = clean.config(folder, arm, seed, *overrides, f"run.sweep={seed}-{source}-{arm}")
+    for key, path in zip(keys, _dumps(config), strict=True):
+        if wanted(key):
+            own, versions, tokens = read(path)
+            late = versions is not None and (arm.startswith("staleness") or arm == "partial")
+            yield Made(key, own, tokens, 1 + versions.max() - versions if late else None)
+
+
+def _smollm2(model: str, shape: plan.Shape) -> Config:
+    length = f"task.answer_length={shape.tokens}"
+    return parse(compose("+experiment=smollm2/bf16", "tracking=disabled", length, f"model.path={model}"))
 
 
 def _case(bed: real.Bed, key: Key) -> Made:
     drawn = bed.case(key.fault, key.size, key.precision)
-    return Made(key, bed.batch(drawn), drawn.tokens)
+    return Made(key, bed.batch(drawn), drawn.tokens, entropy=drawn.entropy, baseline=bed.baseline(key.precision))
 
 
 def _edit(bed: real.Bed, key: Key) -> Made:
     honest = bed.batch(bed.case("clean", 0, key.precision))
-    return Made(key, edits.edited(honest, key.fault, key.size, key.seed))
+    return Made(key, edits.edited(honest, key.fault, key.size, key.seed), baseline=bed.baseline(key.precision))
 
 
 def _dumps(config: Config) -> list[Path]:

@@ -44,8 +44,8 @@ def cuts(folder: Path, wanted: inject.Wanted) -> Iterator[tuple[Key, list[Made]]
     """Generate a key and the parts of its dump, for every fault that is not held out and for dumps without one."""
 
     def cut(key: Key) -> bool:
-        usual = key.seed == SEED and key.fault not in BY_EDIT and key.fault not in plan.HELD_OUT
-        at_middle = key.fault == "clean" or key.size == plan.middle(real.SIZES[key.fault])
+        usual = key.seed == SEED and key.precision in plan.SAMPLERS and key.fault not in {*BY_EDIT, *plan.HELD_OUT, *plan.FORMER}
+        at_middle = key.size == (0 if key.fault == "clean" else plan.middle(real.SIZES[key.fault]))
         edited = key.fault == "clean" and any(wanted(_of_edit(key, fault)) for fault in BY_EDIT)
         return usual and at_middle and (wanted(key) or edited)
 
@@ -56,7 +56,8 @@ def cuts(folder: Path, wanted: inject.Wanted) -> Iterator[tuple[Key, list[Made]]
         if made.key.fault == "clean":
             for fault, size in BY_EDIT.items():
                 if wanted(key := _of_edit(made.key, fault)):
-                    yield key, [Made(key, edits.edited(part.batch, fault, size, SEED + i)) for i, part in enumerate(whole)]
+                    parts = (edits.edited(part.batch, fault, size, SEED + i) for i, part in enumerate(whole))
+                    yield key, [Made(key, part, baseline=made.baseline) for part in parts]
 
 
 def _of_edit(key: Key, fault: str) -> Key:
@@ -68,7 +69,8 @@ def cut_up(made: Made) -> Iterator[Made]:
     for n in NUMBERS:
         for start in range(0, len(made.batch.mask) - n + 1, n)[:MOST]:
             rows = slice(start, start + n)
-            yield Made(made.key, made.batch.rows(rows), None if made.tokens is None else made.tokens[rows])
+            tokens, entropy = (None if part is None else part[rows] for part in (made.tokens, made.entropy))
+            yield made._replace(batch=made.batch.rows(rows), tokens=tokens, entropy=entropy)
 
 
 def counted(key: Key, parts: list[Made]) -> pd.DataFrame:
@@ -76,7 +78,7 @@ def counted(key: Key, parts: list[Made]) -> pd.DataFrame:
     expected = NAMES.get(key.fault, key.fault)
     rows = []
     for part in parts:
-        found = diagnose(part.batch, precision=key.precision, tokens=part.tokens)
+        found = diagnose(part.batch, precision=key.precision, baseline=part.baseline, tokens=part.tokens, entropy=part.entropy)
         right = found.kind == "consistent" if expected == "clean" else found.fault == expected and found.kind == "fault"
         rows.append({"responses": len(part.batch.mask), "parts": 1, "right": int(right)})
     of_number = pd.DataFrame(rows).groupby("responses", as_index=False).sum()

@@ -6,6 +6,7 @@ The sampler is in a low precision, so that every fault comes on top of ordinary 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,11 +14,12 @@ import torch
 from torch import Tensor
 
 from algos.batch import Batch
+from algos.diagnostics.pairs import LogpPairs
 from harness.build import build_task
 from harness.compose import compose
-from harness.config import Config, HubConfig, parse
+from harness.config import Config, HubConfig, PrecisionConfig, parse
 from harness.models import device
-from harness.rollouts import Rollout, Sampling
+from harness.rollouts import Rollout, RolloutEngine, Sampling
 from harness.rollouts.local import Cache, LocalEngine
 from harness.rollouts.noise import Noise
 from harness.seeding import generator
@@ -37,13 +39,16 @@ SIZES: dict[str, tuple[float, ...]] = {
     "bos": (1,),
     "template": (1,),
     "layer": (1, 2, 3),
-    "prefix": (0.05, 0.1, 0.2),
-    "swapped": (0.05, 0.1, 0.2),
+    "prefix": (0.2, 0.4, 0.8),
+    "swapped": (0.1, 0.2, 0.4),
     "eos": (1,),
     "prompt_in_mask": (4, 8, 16),
-    "rope": (1.5, 3, 10),
+    "rope": (10, 50, 100),
     "penalty": (0.3, 1.0, 2.0),
     "draft": (0.1, 0.3, 1.0),
+    "bias": (0.5, 1.0, 2.0),
+    "window": (0.75, 0.5, 0.25),
+    "replica": (0.1, 0.25, 0.5),
 }
 """Fault -> its sizes, from small to large.
 
@@ -55,7 +60,12 @@ swapped: relative noise on the sampler's weights, which sets the mismatch.
 prompt_in_mask: number of prompt tokens.
 rope: factor of the rotary base.
 penalty: nats subtracted from a token that was drawn before.
-draft: share of tokens drawn by another policy."""
+draft: share of tokens drawn by another policy.
+bias: nats added to the logits of a tenth of the vocabulary.
+window: share of prompt and response that the trainer's attention reaches back.
+replica: share of the prompts that an engine with older weights answers."""
+OLDER = 0.2
+"""Relative noise on the weights of an engine that missed its syncs."""
 
 
 class OldPrefix(LocalEngine):
@@ -71,12 +81,28 @@ class OldPrefix(LocalEngine):
         return super()._forward(tokens, at, cache, padding, replay)
 
 
+class Windowed(LocalEngine):
+    """An engine whose attention reaches `window` tokens back, as a sliding window that the model does not have."""
+
+    window: int
+
+    def _hidden(self, at: int, n: int, padding: Tensor | None) -> Tensor | None:
+        place, query = torch.arange(at + n, device=self.device)[:, None], torch.arange(at, at + n, device=self.device)
+        far = (query - place >= self.window).repeat(1, self.heads // self.kv_heads)[None, None]
+        hidden = super()._hidden(at, n, padding)
+        return far if hidden is None else far | hidden
+
+
 class LoggedTokens(NamedTuple):
-    """Sampled tokens, with their log-probabilities by the sampler and by the trainer in nats; each [B, T]."""
+    """Sampled tokens, with their log-probabilities by the sampler and by the trainer, and the trainer's entropy, in nats.
+
+    Each is [B, T]. entropy: None where nothing computed it.
+    """
 
     tokens: Tensor
     logp_rollout: Tensor
     logp_old: Tensor
+    entropy: Tensor | None = None
 
 
 class Bed:
@@ -92,10 +118,16 @@ class Bed:
         self.group = torch.arange(responses) // 4
         pool = begun.train[torch.randperm(len(begun.train), generator=generator(seed, "fault prompts"))]
         self.prompts = pool[self.group % len(pool)]
-        self.seed, self.uniforms = seed, torch.rand(responses, self.length, generator=generator(seed, "fault uniforms"))
+        self.seed = seed
+        self.uniforms = self.draw("honest")
         self.stop = self.task.stop
         self.trainer = self.engine("fp32")
         self.rollouts: dict[str, Rollout] = {}
+        self.baselines: dict[str, float] = {}
+
+    def draw(self, name: str) -> Tensor:
+        """Uniform numbers [B, T] for one dump."""
+        return torch.rand(len(self.group), self.length, generator=generator(self.seed, f"fault uniforms {name}"))
 
     def engine(
         self, precision: str, kind: type[LocalEngine] = LocalEngine, weights: Any = None, rope: float = 1, **sampling: Any
@@ -103,10 +135,58 @@ class Bed:
         """Build a local engine with the policy's weights, or with `weights`. rope: factor of the rotary base."""
         shape = copy.deepcopy(self.net.config)
         shape.rope_parameters["rope_theta"] *= rope
-        chosen = parse(compose(f"rollout/precision={precision}")).rollout.precision
-        engine = kind(shape, chosen, Sampling(stop=self.stop, **sampling))
+        engine = kind(shape, formats(precision), Sampling(stop=self.stop, **sampling))
         engine.load_weights((weights or dict(self.net.named_parameters())).items(), 0)
         return engine
+
+    def sampler(self, precision: str, weights: Any = None, **sampling: Any) -> RolloutEngine:
+        """The engine that samples, with the policy's weights or with `weights`."""
+        return self.engine(precision, weights=weights, **sampling)
+
+    def raw(self, precision: str, temperature: float) -> Rollout:
+        """Responses at a temperature, with the log-probabilities from before it."""
+        rollout = self.engine(precision, temperature=temperature).generate(self.prompts, self.uniforms)
+        return rollout._replace(logp=self.engine(precision).score(self.prompts, rollout.tokens))
+
+    def old_prefix(self, precision: str, older: dict[str, Tensor]) -> Rollout:
+        """Responses by the policy's weights, after a cache of the prompt by `older` ones."""
+        engine = self.engine(precision, OldPrefix)
+        engine.older = self.engine(precision, weights=older)
+        return engine.generate(self.prompts, self.uniforms)
+
+    def penalised(self, precision: str, penalty: float) -> Rollout:
+        """Responses whose tokens lose `penalty` nats once drawn, with the log-probabilities from before it."""
+        seen: Tensor | None = None
+
+        def odds(t: int, rows: Tensor, logp: Tensor) -> Tensor:
+            nonlocal seen
+            seen = torch.zeros(len(self.prompts), logp.shape[-1], dtype=torch.bool) if seen is None else seen
+            return logp - penalty * seen[rows]
+
+        def drew(rows: Tensor, tokens: Tensor) -> None:
+            assert seen is not None
+            seen[rows, tokens] = True
+
+        return self.drawn(precision, odds, drew)
+
+    def biased(self, precision: str, bias: Tensor) -> Rollout:
+        """Responses drawn with `bias` [V] on the logits, with the log-probabilities from before it."""
+        return self.drawn(precision, lambda t, rows, logp: logp + bias, lambda rows, tokens: None)
+
+    def drawn(
+        self, precision: str, odds: Callable[[int, Tensor, Tensor], Tensor], drew: Callable[[Tensor, Tensor], None]
+    ) -> Rollout:
+        """Responses drawn by other odds than the engine's own, with the engine's own log-probabilities."""
+        engine = self.engine(precision)
+
+        def pick(t: int, logp: Tensor, node: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+            cumulative = odds(t, rows, logp[node]).double().softmax(-1).cumsum(-1)
+            drawn = torch.searchsorted(cumulative, self.uniforms[rows, t, None].double()).clamp(max=logp.shape[-1] - 1)[:, 0]
+            drew(rows, drawn)
+            return drawn, engine._unstopped(drawn)
+
+        tokens, logp, _ = engine._walk(self.prompts, self.length, pick)
+        return Rollout(tokens, logp, torch.zeros_like(tokens))
 
     def batch(self, drawn: LoggedTokens) -> Batch:
         """Return sampled tokens as the batch that a dump would hold."""
@@ -114,51 +194,73 @@ class Bed:
         return Batch(drawn.logp_rollout, mask, drawn.logp_old, prompt=self.group)
 
     def case(self, fault: str, size: float, precision: str) -> LoggedTokens:
-        """Return the tokens sampled with a fault of this size, or without one for "clean"."""
+        """Return the tokens sampled with a fault of this size, or the `size`-th draw without one for "clean"."""
+        self.uniforms = self.draw(f"{fault} {size:g} {precision}")
         return CASES[fault](self, size, precision)
 
     def honest(self, precision: str) -> Rollout:
         """Return the responses of the sampler without a fault. All faults of the trainer share them."""
         if precision not in self.rollouts:
-            self.rollouts[precision] = self.engine(precision).generate(self.prompts, self.uniforms)
+            self.rollouts[precision] = self.sampler(precision).generate(self.prompts, self.draw("honest"))
         return self.rollouts[precision]
 
-    def sampled(self, engine: LocalEngine) -> LoggedTokens:
+    def baseline(self, precision: str) -> float:
+        """K3 of responses without a fault, in nats per token."""
+        if precision not in self.baselines:
+            self.baselines[precision] = float(LogpPairs(self.batch(self.scored(self.honest(precision)))).k3.mean())
+        return self.baselines[precision]
+
+    def sampled(self, engine: RolloutEngine) -> LoggedTokens:
         """Sample from an engine, and score the tokens by the trainer."""
         return self.scored(engine.generate(self.prompts, self.uniforms))
 
     def scored(self, rollout: Rollout, old: LocalEngine | None = None, prompts: Tensor | None = None) -> LoggedTokens:
-        """Return responses with the log-probabilities of an engine.
+        """Return responses with the log-probabilities and entropies of an engine.
 
         old: the engine that scores; None for the trainer. prompts: the prompts before the scored responses; None for the
         sampler's.
         """
-        score = (old or self.trainer).score(self.prompts if prompts is None else prompts, rollout.tokens)
-        return LoggedTokens(rollout.tokens, rollout.logp, score)
+        old, prompts = old or self.trainer, self.prompts if prompts is None else prompts
+        return LoggedTokens(rollout.tokens, rollout.logp, *score(old, prompts, rollout.tokens))
+
+
+def formats(precision: str) -> PrecisionConfig:
+    """The config of a precision by its name."""
+    return parse(compose(f"rollout/precision={precision}")).rollout.precision
+
+
+def score(engine: LocalEngine, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (log-probabilities, entropies), [B, T] in nats, by one pass of an engine over given tokens; 0 on PAD."""
+    present, entropy = tokens != PAD, torch.zeros(tokens.shape)
+
+    def pick(t: int, logp: Tensor, node: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        entropy[rows, t] = torch.special.entr(logp.exp()).sum(-1)[node]
+        return tokens[rows, t].clamp(min=0), present[rows, t + 1] if t + 1 < tokens.shape[1] else None
+
+    _, logp, _ = engine._walk(prompts, tokens.shape[1], pick)
+    return torch.where(present, logp, 0.0), entropy
 
 
 def _clean(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    return bed.scored(bed.honest(precision))
+    return bed.sampled(bed.sampler(precision))
 
 
 def _temperature(bed: Bed, size: float, precision: str) -> LoggedTokens:
     """The fault `temperature`: the sampler has temperature `size` and logs its own probabilities, the trainer temperature 1."""
-    return bed.sampled(bed.engine(precision, temperature=size))
+    return bed.sampled(bed.sampler(precision, temperature=size))
 
 
 def _raw(bed: Bed, size: float, precision: str) -> LoggedTokens:
     """The fault `raw_logprobs`: both sides have temperature `size`, but the sampler logs the probabilities without it."""
-    rollout = bed.engine(precision, temperature=size).generate(bed.prompts, bed.uniforms)
-    drawn = bed.scored(rollout, bed.engine("fp32", temperature=size))
-    return drawn._replace(logp_rollout=bed.engine(precision).score(bed.prompts, drawn.tokens))
+    return bed.scored(bed.raw(precision, size), bed.engine("fp32", temperature=size))
 
 
 def _top_p(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    return bed.sampled(bed.engine(precision, top_p=size))
+    return bed.sampled(bed.sampler(precision, top_p=size))
 
 
 def _top_k(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    return bed.sampled(bed.engine(precision, top_k=int(size)))
+    return bed.sampled(bed.sampler(precision, top_k=int(size)))
 
 
 def _bos(bed: Bed, size: float, precision: str) -> LoggedTokens:
@@ -189,40 +291,39 @@ def _layer(bed: Bed, size: float, precision: str) -> LoggedTokens:
         else weight.detach()
         for name, weight in bed.net.named_parameters()
     }
-    return bed.sampled(bed.engine(precision, weights=weights))
+    return bed.sampled(bed.sampler(precision, weights))
 
 
 def _prefix(bed: Bed, size: float, precision: str) -> LoggedTokens:
     """The fault `prefix`: the sampler's cache of the prompt comes from weights with noise of relative size `size`."""
-    engine = bed.engine(precision, OldPrefix)
-    engine.older = bed.engine(precision, weights=_noisy(bed, size))
-    return bed.sampled(engine)
+    return bed.scored(bed.old_prefix(precision, _noisy(bed, size)))
 
 
 def _noisy(bed: Bed, size: float) -> dict[str, Tensor]:
-    """Return the policy's weights with noise of relative size `size`."""
-    named = {name.removeprefix("model."): weight.detach() for name, weight in bed.net.named_parameters()}
-    return dict(Noise(size, 0.0, bed.seed).on_linear(named.items(), 0))
+    """Return the policy's weights with noise of relative size `size`, under their transformers names."""
+    names = {name.removeprefix("model."): name for name, _ in bed.net.named_parameters()}
+    own = ((name.removeprefix("model."), weight.detach()) for name, weight in bed.net.named_parameters())
+    return {names[name]: weight for name, weight in Noise(size, 0.0, bed.seed).on_linear(own, 0)}
 
 
 def _swapped(bed: Bed, size: float, precision: str) -> LoggedTokens:
     """The fault `swapped`: the log-probabilities of sampler and trainer are exchanged. `size` sets the mismatch between them."""
-    tokens, rollout, old = bed.sampled(bed.engine(precision, weights=_noisy(bed, size)))
-    return LoggedTokens(tokens, old, rollout)
+    drawn = bed.sampled(bed.sampler(precision, _noisy(bed, size)))
+    return drawn._replace(logp_rollout=drawn.logp_old, logp_old=drawn.logp_rollout)
 
 
 def _eos(bed: Bed, size: float, precision: str) -> LoggedTokens:
     """The fault `eos`: the trainer scores token 0 where the sampler drew an end of sequence."""
     rollout = bed.honest(precision)
     swapped = torch.where(torch.isin(rollout.tokens, torch.tensor(bed.stop)), 0, rollout.tokens)
-    return LoggedTokens(rollout.tokens, rollout.logp, bed.trainer.score(bed.prompts, swapped))
+    return LoggedTokens(rollout.tokens, rollout.logp, *score(bed.trainer, bed.prompts, swapped))
 
 
 def _prompt_in_mask(bed: Bed, size: float, precision: str) -> LoggedTokens:
     """The fault `prompt_in_mask`: the last tokens of the prompt count as response, and both sides score them."""
-    n, engine, rollout = int(size), bed.engine(precision), bed.honest(precision)
-    whole = torch.cat([bed.prompts[:, -n:], rollout.tokens], 1)
-    return LoggedTokens(whole, engine.score(bed.prompts[:, :-n], whole), bed.trainer.score(bed.prompts[:, :-n], whole))
+    n, rollout = int(size), bed.honest(precision)
+    before, whole = bed.prompts[:, :-n], torch.cat([bed.prompts[:, -n:], rollout.tokens], 1)
+    return LoggedTokens(whole, bed.sampler(precision).score(before, whole), *score(bed.trainer, before, whole))
 
 
 def _rope(bed: Bed, size: float, precision: str) -> LoggedTokens:
@@ -231,18 +332,7 @@ def _rope(bed: Bed, size: float, precision: str) -> LoggedTokens:
 
 def _penalty(bed: Bed, size: float, precision: str) -> LoggedTokens:
     """The fault `penalty`: tokens already in the response lose `size` in their logits, but not in the logged values."""
-    seen: Tensor | None = None
-
-    def odds(t: int, rows: Tensor, logp: Tensor) -> Tensor:
-        nonlocal seen
-        seen = torch.zeros(len(bed.prompts), logp.shape[-1], dtype=torch.bool) if seen is None else seen
-        return logp - size * seen[rows]
-
-    def drew(rows: Tensor, tokens: Tensor) -> None:
-        assert seen is not None
-        seen[rows, tokens] = True
-
-    return _drawn_by(bed, precision, odds, drew)
+    return bed.scored(bed.penalised(precision, size))
 
 
 def _draft(bed: Bed, size: float, precision: str) -> LoggedTokens:
@@ -252,23 +342,28 @@ def _draft(bed: Bed, size: float, precision: str) -> LoggedTokens:
     def odds(t: int, rows: Tensor, logp: Tensor) -> Tensor:
         return torch.where(foreign[rows, t, None], logp / HOT, logp)
 
-    return _drawn_by(bed, precision, odds, lambda rows, tokens: None)
+    return bed.scored(bed.drawn(precision, odds, lambda rows, tokens: None))
 
 
-def _drawn_by(
-    bed: Bed, precision: str, odds: Callable[[int, Tensor, Tensor], Tensor], drew: Callable[[Tensor, Tensor], None]
-) -> LoggedTokens:
-    """Draw tokens by other odds than the engine's own, and log the engine's own probabilities."""
-    engine = bed.engine(precision)
+def _bias(bed: Bed, size: float, precision: str) -> LoggedTokens:
+    """The fault `bias`: a tenth of the vocabulary gains `size` in its logits, but not in the logged values."""
+    favoured = torch.rand(bed.net.config.vocab_size, generator=generator(bed.seed, "fault bias")) < 0.1
+    return bed.scored(bed.biased(precision, size * favoured))
 
-    def pick(t: int, logp: Tensor, node: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        cumulative = odds(t, rows, logp[node]).double().softmax(-1).cumsum(-1)
-        drawn = torch.searchsorted(cumulative, bed.uniforms[rows, t, None].double()).clamp(max=logp.shape[-1] - 1)[:, 0]
-        drew(rows, drawn)
-        return drawn, engine._unstopped(drawn)
 
-    tokens, logp, _ = engine._walk(bed.prompts, bed.length, pick)
-    return LoggedTokens(tokens, logp, bed.trainer.score(bed.prompts, tokens))
+def _window(bed: Bed, size: float, precision: str) -> LoggedTokens:
+    """The fault `window`: the trainer's attention reaches back over a share of prompt and response."""
+    engine = bed.engine("fp32", Windowed)
+    engine.window = math.ceil(size * (bed.prompts.shape[1] + bed.length))
+    return bed.scored(bed.honest(precision), engine)
+
+
+def _replica(bed: Bed, size: float, precision: str) -> LoggedTokens:
+    """The fault `replica`: one of the sampler's engines missed its syncs, and answers a share of the prompts."""
+    old = torch.rand(int(bed.group.max()) + 1, generator=generator(bed.seed, "fault replica"))[bed.group] < size
+    fresh, late = (bed.sampler(precision, weights).generate(bed.prompts, bed.uniforms) for weights in (None, _noisy(bed, OLDER)))
+    parts = (torch.where(old[:, None], theirs, ours) for ours, theirs in zip(fresh[:3], late[:3], strict=True))
+    return bed.scored(Rollout(*parts))
 
 
 CASES: dict[str, Callable[[Bed, float, str], LoggedTokens]] = {
@@ -287,6 +382,9 @@ CASES: dict[str, Callable[[Bed, float, str], LoggedTokens]] = {
     "rope": _rope,
     "penalty": _penalty,
     "draft": _draft,
+    "bias": _bias,
+    "window": _window,
+    "replica": _replica,
 }
 
 

@@ -9,13 +9,14 @@ import pandas as pd
 from analysis.frames import markdown
 from experiments.faults import edits, real
 from experiments.faults.inject import STALE
-from experiments.faults.plan import AIM_ACCUSED, AIM_NAMED, HELD_OUT, middle
+from experiments.faults.plan import AIM_ACCUSED, AIM_NAMED, FORMER, HELD_OUT, middle
 from harness.errors import UserError
 
 NAMES = {
     "bos": "prompt", "template": "prompt", "prefix": "prompt", "top_p": "truncated_sampling", "top_k": "truncated_sampling",
     "prompt_in_mask": "mask", "prompt_fill": "mask", "padding": "mask", "log2": "log_base", "log10": "log_base",
-    "eos_trainer": "eos", "eos_rollout": "eos", "rollout_zero": "fill", "rollout_floor": "fill",
+    "eos_trainer": "eos", "eos_rollout": "eos", "rollout_zero": "fill", "rollout_floor": "fill", "penalty": "sampler",
+    "draft": "sampler",
 }  # fmt: skip
 """Name of an injected fault -> its name in the diagnosis, where the two differ."""
 SIZES = edits.SIZES | real.SIZES | {"stale": tuple(STALE)}
@@ -24,17 +25,19 @@ SIZES = edits.SIZES | real.SIZES | {"stale": tuple(STALE)}
 def read(record: Path) -> pd.DataFrame:
     """Read the record of diagnosed dumps as a table. Raises UserError if there is none.
 
-    Columns that are added: said (the diagnosed fault, "unknown" or "consistent"), right (whether that is right), middle
-    (whether the fault has its middle size).
+    Columns that are added: said (the diagnosed fault, "unknown" or "consistent"), right (whether that is right), bare_right
+    (whether the answer without entropies and baseline is), middle (whether the fault has its middle size).
     """
     if not record.exists():
         raise UserError(f"{record}: no dump is recorded; give --make")
     frame = pd.read_csv(record, keep_default_na=False)
-    frame["said"] = frame["named"].where(frame["kind"] == "fault", frame["kind"])
     expected = frame["fault"].map(lambda fault: NAMES.get(fault, fault)).replace("clean", "consistent")
-    left_out = frame["fault"].map(HELD_OUT)
-    of_question = (frame["kind"] == "unknown") | ((frame["kind"] == "fault") & (frame["question"] == left_out))
-    frame["right"] = (frame["said"] == expected).where(left_out.isna(), of_question)
+    by_question = frame["fault"].map(HELD_OUT | FORMER)
+    for part in ("bare_", ""):
+        kind, named = frame[f"{part}kind"], frame[f"{part}named"]
+        frame["said"] = named.where(kind == "fault", kind)
+        of_question = (kind == "unknown") | ((kind == "fault") & (frame[f"{part}question"] == by_question))
+        frame[f"{part}right"] = (frame["said"] == expected).where(by_question.isna(), of_question)
     frame["middle"] = [
         fault in SIZES and size == middle(SIZES[fault]) for fault, size in frame[["fault", "size"]].itertuples(index=False)
     ]
@@ -48,7 +51,10 @@ def report(record: Path) -> str:
 
 
 def aims(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row per aim: which dumps, their number, the number that was named right, and the aimed share."""
+    """A row per aim: which dumps, their number, the number that was named right, and the aimed share.
+
+    bare: the number that was named right without entropies and baseline.
+    """
     clean, left_out = frame["fault"] == "clean", frame["fault"].isin(list(HELD_OUT))
     parts = {
         "faults at their middle size": (frame["middle"] & ~left_out, f"at least {AIM_NAMED:.0%}"),
@@ -56,7 +62,13 @@ def aims(frame: pd.DataFrame) -> pd.DataFrame:
         "left-out faults": (left_out, "all"),
     }
     rows = [
-        {"dumps": name, "number": int(part.sum()), "right": int(frame[part]["right"].sum()), "aim": aim}
+        {
+            "dumps": name,
+            "number": int(part.sum()),
+            "right": int(frame[part]["right"].sum()),
+            "bare": int(frame[part]["bare_right"].sum()),
+            "aim": aim,
+        }
         for name, (part, aim) in parts.items()
     ]
     return pd.DataFrame(rows)

@@ -37,9 +37,9 @@ NEEDED = {
 def dump(data: DataProto, folder: Path | str, step: int) -> Path:
     """Write a verl batch as folder/step-<step>.parquet, and return the path of the file.
 
-    data: tensors [B, T] under verl's names. Those of NEEDED are required; responses, advantages and token_level_scores are
-    written if present. Call `dump` before rejection changes response_mask, so that the file has all tokens. Raises UserError
-    on a missing tensor.
+    data: tensors [B, T] under verl's names. Those of NEEDED are required; responses, advantages, entropys and
+    token_level_scores are written if present. entropys, which verl computes beside old_log_probs, sharpens the diagnosis. Call
+    `dump` before rejection changes response_mask, so that the file has all tokens. Raises UserError on a missing tensor.
     """
     _check(data)
     batch = data.batch
@@ -50,13 +50,11 @@ def dump(data: DataProto, folder: Path | str, step: int) -> Path:
         "logp_rollout": _numpy(batch["rollout_log_probs"]),
         "logp_old": _numpy(batch["old_log_probs"]),
     }
-    optional = {name: _numpy(batch[name]) for name in ("responses", "advantages", "token_level_scores") if name in batch.keys()}  # noqa: SIM118
-    if "responses" in optional:
-        columns["tokens"] = optional["responses"]
-    if "advantages" in optional:
-        columns["advantages"] = optional["advantages"]
-    if "token_level_scores" in optional:
-        columns["reward"] = optional["token_level_scores"].sum(1).astype(np.float64)
+    for name, theirs in {"tokens": "responses", "advantages": "advantages", "entropy": "entropys"}.items():
+        if theirs in batch.keys():  # noqa: SIM118
+            columns[name] = _numpy(batch[theirs])
+    if "token_level_scores" in batch.keys():  # noqa: SIM118
+        columns["reward"] = _numpy(batch["token_level_scores"]).sum(1).astype(np.float64)
     path = Path(folder) / f"step-{step:08d}.parquet"
     files.write(path, columns)
     return path

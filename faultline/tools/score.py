@@ -77,8 +77,7 @@ def score(model: str, source: Path, out: Path, *, sampler: str, scorer: str, sam
         print(printable(f"{sampler} samples {len(prompts)} responses"), file=sys.stderr, flush=True)
         responses = _sampled(net, by, prompts, samples, tokens, tokenizer.eos_token_id)
     print(printable(f"{scorer} scores {len(prompts)} responses"), file=sys.stderr, flush=True)
-    logp = _scored(net, against, responses)
-    files.write(output_folder(out.parent) / out.name, _columns(responses, logp))
+    files.write(output_folder(out.parent) / out.name, _columns(responses, *_scored(net, against, responses)))
     print(printable(f"{int(responses.mask.sum()):,} tokens: {out}"))
 
 
@@ -145,17 +144,17 @@ def _sampled(net: PreTrainedModel, by: Engine, prompts: Tensor, samples: int, le
     return Responses(prompts, rollout.tokens.cpu(), rollout.mask.cpu(), rollout.logp.cpu(), group)
 
 
-def _scored(net: PreTrainedModel, against: Engine, responses: Responses) -> Tensor:
-    """log π of the responses' tokens, [B, T] in nats."""
+def _scored(net: PreTrainedModel, against: Engine, responses: Responses) -> tuple[Tensor, Tensor | None]:
+    """Return (log π, entropy of π) of the responses' tokens, [B, T] in nats. Only transformers gives the entropy."""
     prompts, tokens = responses.prompts.to(device()), responses.tokens.to(device())
     if against.name == HF:
         module: torch.nn.Module = net  # transformers' own `to` has no types
         module.to(device(), DTYPES[against.formats.compute])
-        return transformers_logp(net, prompts, tokens).cpu()
+        return transformers_scores(net, prompts, tokens)
     engine = _built(net, against, prompts.shape[1] + tokens.shape[1] + 1)  # vLLM samples one token more to score
     logp = engine.score(prompts, tokens)
     engine.close()
-    return logp.cpu()
+    return logp.cpu(), None
 
 
 def _built(net: PreTrainedModel, chosen: Engine, context: int, stop: tuple[int, ...] = ()) -> RolloutEngine:
@@ -168,22 +167,25 @@ def _built(net: PreTrainedModel, chosen: Engine, context: int, stop: tuple[int, 
 
 
 @torch.inference_mode()
-def transformers_logp(net: PreTrainedModel, prompts: Tensor, tokens: Tensor) -> Tensor:
-    """log π of each token by transformers' forward pass, softmax in fp32: [B, T] in nats, 0 on PAD."""
-    logp, progress = torch.zeros(tokens.shape), Progress(len(tokens))
+def transformers_scores(net: PreTrainedModel, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (log π, entropy of π) of each token by transformers' forward pass, softmax in fp32: [B, T] in nats, 0 on PAD."""
+    logp, entropy, progress = torch.zeros(tokens.shape), torch.zeros(tokens.shape), Progress(len(tokens))
     for row, (prompt, response) in enumerate(zip(prompts, tokens, strict=True)):
         written = response[response != PAD]
         ids = torch.cat([prompt[prompt != PAD], written])[None]
         logits = net(input_ids=ids, logits_to_keep=len(written) + 1).logits[0, :-1]
-        chosen = logits.float().log_softmax(-1).gather(-1, written[:, None])
-        logp[row, response.cpu() != PAD] = chosen[:, 0].cpu()
+        every = logits.float().log_softmax(-1)
+        there = response.cpu() != PAD
+        logp[row, there] = every.gather(-1, written[:, None])[:, 0].cpu()
+        entropy[row, there] = torch.special.entr(every.exp()).sum(-1).cpu()
         progress.show(f"{row + 1} responses scored")
-    return logp
+    return logp, entropy
 
 
-def _columns(responses: Responses, logp: Tensor) -> dict[str, Any]:
+def _columns(responses: Responses, logp: Tensor, entropy: Tensor | None) -> dict[str, Any]:
     """The responses as the columns of a dump of one batch."""
-    return {
+    known = {} if entropy is None else {"entropy": entropy.numpy()}
+    return known | {
         "step": np.zeros(len(logp), dtype=np.int64),
         "group": responses.group.numpy(),
         "mask": responses.mask.numpy(),

@@ -44,6 +44,7 @@ COLUMNS = {
     "logp_rollout": Column("log μ of the token, as the rollout engine reported it", "nats", required=True),
     "logp_old": Column("log π_old of the token, by the trainer's weights when the batch was taken", "nats", required=True),
     "logp": Column("log π_θ of the token when its mini-batch was trained on, before that optimizer step", "nats"),
+    "entropy": Column("entropy of π_old at the token's place, by the pass that gave logp_old", "nats"),
     "advantages": Column("advantage of the token", "advantage"),
     "version": Column("optimizer steps done by the weights that sampled the token", "integer"),
     "segments": Column("number of the turn within the response, from 0", "integer"),
@@ -72,7 +73,8 @@ class Problem(NamedTuple):
 class DumpedResponses(NamedTuple):
     """Responses of a dump as flat arrays. Response i has the values at offsets[i]:offsets[i+1]. Absent columns are None.
 
-    mask bool, logp_* and advantages float32 or float64 (nats), version, segments and tokens int64: one value per token, [n].
+    mask bool, logp_*, entropy and advantages float32 or float64 (nats), version, segments and tokens int64: one value per
+    token, [n].
     step, group, minibatch int64 and reward float64: one per response, [N].
     """
 
@@ -81,6 +83,7 @@ class DumpedResponses(NamedTuple):
     logp_rollout: np.ndarray
     logp_old: np.ndarray
     logp: np.ndarray | None
+    entropy: np.ndarray | None
     advantages: np.ndarray | None
     version: np.ndarray | None
     segments: np.ndarray | None
@@ -172,8 +175,10 @@ def _column_problems(table: pa.Table, name: str) -> Iterator[tuple[int, str]]:
     if name == "mask":
         null = inside & pc.is_null(pc.list_flatten(table[name])).to_numpy()
         yield from first(null, lambda i, place: f"token {place} is neither true nor false")
-    if name in LOGPS or name == "advantages":
+    if name in (*LOGPS, "entropy", "advantages"):
         yield from first(used & ~np.isfinite(values), lambda i, place: f"{values[i]} at token {place}")
+    if name == "entropy":
+        yield from first(used & (values < -ROUNDING), lambda i, place: f"{values[i]:.4g} at token {place} is below 0")
     if name in LOGPS:
         above = used & (values > ROUNDING)
         yield from first(above, lambda i, place: f"log-probability {values[i]:.4g} at token {place} is above 0")

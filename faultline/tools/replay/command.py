@@ -37,6 +37,7 @@ def replay_command(
     tables: bool = False,
     as_json: bool = False,
     precision: str | None = None,
+    baseline: Path | None = None,
     gates: list[str] | None = None,
     junit: Path | None = None,
 ) -> Verdict:
@@ -46,6 +47,7 @@ def replay_command(
     all presets if None. null: a dump of the control, for false rejections. keep: share of tokens that a proposed filter must
     keep. ess: ESS that a proposed truncation must have. tables: print all numbers too. as_json: print only a `Verdict`.
     precision: the coarser precision of sampler and trainer, a name of `rounding.K3`; by default that of the run's config.
+    baseline: a dump of the same model without a fault, whose K3 counts instead of the precision's.
     gates: bounds of metrics, as k3<2e-3. junit: path of a JUnit file with the diagnosis and the gates as test cases.
     out: folder of the files; by default `replay` in the dump's folder, `<file>-replay` beside a file, `replay-example`.
     Raises UserError unless exactly one of dump and example_name is given, on an unknown precision and on a wrong gate.
@@ -58,7 +60,7 @@ def replay_command(
     specs = {name: preset.correction for name, preset in presets(corrections).items()}
     target = Target(keep, ess)
     print(printable(f"reading {path}"), file=sys.stderr, flush=True)
-    advisor, evidence = Advisor(target), Evidence(known(path, precision))
+    advisor, evidence = Advisor(target), Evidence(known(path, precision, baseline))
     replayed = collect(Dump(path, skip_bad=skip_bad), specs, advisor, evidence)
     control = None if null is None else collect(Dump(null, skip_bad=skip_bad), specs)
     advice = advisor.propose(None if control is None else control.thresholds)

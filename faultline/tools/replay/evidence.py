@@ -13,23 +13,36 @@ from algos.diagnostics.identity import by_place
 from algos.diagnostics.pairs import LogpPairs, Mean
 from algos.faults.diagnose import Diagnosis
 from faultline.tools.replay.effect import padded, padded_column
+from faultline.tools.replay.sources import Dump
 from harness.diagnosis import CELLS, RunFacts, run_facts
 from harness.dumps.schema import DumpedResponses
 from harness.errors import UserError
 from harness.run.folder import RunFolder
 
 
-def known(path: Path, precision: str | None = None) -> RunFacts:
+def known(path: Path, precision: str | None = None, baseline: Path | None = None) -> RunFacts:
     """Return the facts in the config of the run that a dump belongs to.
 
     path: a run folder, its dumps or one of their files. precision: a name of `rounding.K3`, which replaces that of the config.
-    Raises UserError on another name.
+    baseline: a dump of the same model without a fault. Raises UserError on another name, and on a baseline with a fault.
     """
-    if precision is None:
-        return _configured(path)
-    if precision not in rounding.K3:
-        raise UserError(f"--precision {precision}: its rounding was not measured; accepted are {', '.join(rounding.K3)}")
-    return _configured(path)._replace(precision=precision)
+    facts = _configured(path)
+    if precision is not None:
+        if precision not in rounding.K3:
+            raise UserError(f"--precision {precision}: its rounding was not measured; accepted are {', '.join(rounding.K3)}")
+        facts = facts._replace(precision=precision)
+    return facts if baseline is None else facts._replace(baseline=_k3(baseline))
+
+
+def _k3(baseline: Path) -> float:
+    """K3 of a dump without a fault, in nats per token."""
+    evidence = Evidence(_configured(baseline))
+    for responses in Dump(baseline).batches():
+        evidence.add(responses)
+    found, _ = evidence.diagnosis()
+    if found.kind != "consistent":
+        raise UserError(f"--baseline {baseline}: {found}; give a dump of this model without a fault")
+    return found.statistics["tails/k3"]
 
 
 def _configured(path: Path) -> RunFacts:
@@ -82,8 +95,8 @@ class Evidence:
             lag = padded_column(
                 whole, np.concatenate([np.zeros(len(one.mask), np.int64) if own is None else own for own, one in pairs])
             )
-        tokens = None if whole.tokens is None else padded_column(whole, whole.tokens)
-        return self.facts.diagnose(batch, lag, tokens), by_place(LogpPairs(batch))
+        tokens, entropy = (None if part is None else padded_column(whole, part) for part in (whole.tokens, whole.entropy))
+        return self.facts.diagnose(batch, lag, tokens, entropy), by_place(LogpPairs(batch))
 
 
 def _thinned(responses: DumpedResponses) -> DumpedResponses:

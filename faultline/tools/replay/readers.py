@@ -29,7 +29,13 @@ from harness.room import out_of_memory
 LINES = 4096
 """Maximum number of lines of a JSONL file in one table."""
 
-PARQUET = {"responses": "tokens", "response_mask": "mask", "rollout_log_probs": "logp_rollout", "old_log_probs": "logp_old"}
+PARQUET = {
+    "responses": "tokens",
+    "response_mask": "mask",
+    "rollout_log_probs": "logp_rollout",
+    "old_log_probs": "logp_old",
+    "entropys": "entropy",
+}
 """verl's name of a parquet column -> this project's name."""
 
 PRIME_RL = {
@@ -45,6 +51,7 @@ VERL = {
     "mask": "response_mask",
     "logp_rollout": "rollout_log_probs",
     "logp_old": "old_log_probs",
+    "entropy": "entropys",
     "advantages": "advantages",
     "scores": "token_level_scores",
 }
@@ -211,7 +218,9 @@ def _renamed(path: Path, theirs: Columns, names: dict[str, str], whose: str, rem
             raise UserError(
                 f"{path}: {name} has shape {list(values.shape)}, {names['mask']} {list(shape)}; save both of one batch"
             )
-        kinds, what = ("f", "floats") if ours in LOGPS else ("iu", "integers") if ours == "tokens" else ("biuf", "real numbers")
+        kinds, what = ("iu", "integers") if ours == "tokens" else ("biuf", "real numbers")
+        if ours in (*LOGPS, "entropy"):
+            kinds, what = "f", "floats"
         if values.dtype.kind not in kinds:
             raise UserError(f"{path}: {name} holds {values.dtype}; save it as {what}")
         columns[ours] = values

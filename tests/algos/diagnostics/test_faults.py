@@ -81,6 +81,49 @@ def test_the_precision_says_how_much_rounding_explains(example):
     assert rounding.most("unheard of") == rounding.COARSEST
 
 
+def test_a_dump_without_a_fault_says_how_much_rounding_explains(example):
+    own = diagnose(example["fp8"]).statistics["tails/k3"]
+    assert diagnose(example["fp8"], precision="bf16", baseline=own).kind == "consistent"  # it counts instead of the precision
+    found = diagnose(example["fp8"], precision="fp8_channel", baseline=own / 4)
+    assert found.kind in ("fault", "unknown") and found.question == "b" and found.statistics["size/k3_most"] == 3 * own / 4
+    assert rounding.most(None, 0.0) == 4e-8  # an exact control leaves room for another order of summation
+
+
+def drawn_at(temperature: float, seed: int) -> tuple[Batch, torch.Tensor]:
+    """512 responses of ten tokens out of eight, drawn at a temperature and logged at 1 by both sides, and their entropies."""
+    draws = torch.Generator().manual_seed(seed)
+    logp = (torch.randn(512, 10, 8, generator=draws).double() * 2).log_softmax(-1)
+    tokens = torch.multinomial((logp / temperature).softmax(-1).flatten(0, 1), 1, generator=draws).view(512, 10, 1)
+    noise = torch.randn(512, 10, generator=draws) * 0.003
+    chosen = logp.gather(-1, tokens)[..., 0]
+    return Batch(chosen, torch.ones(512, 10, dtype=torch.bool), (chosen + noise).clamp(max=0)), torch.special.entr(
+        logp.exp()
+    ).sum(-1)
+
+
+def test_only_the_entropy_shows_tokens_of_another_sampler():
+    batch, entropy = drawn_at(1.2, seed=3)
+    assert diagnose(batch).kind == "consistent"  # both columns agree, and E[ρ] = 1 whatever was drawn
+    found = diagnose(batch, entropy=entropy)
+    assert found.fault == "sampler" and found.question == "a" and found.statistics["surprise/excess"] > 0.05, found
+    honest, entropy = drawn_at(1.0, seed=3)
+    assert diagnose(honest, entropy=entropy).kind == "consistent"
+
+
+def test_exchanged_columns_are_told_by_their_likelihood(example):
+    swapped = edited(example["fp8"], "swapped", 1, 7)
+    few = swapped.rows(slice(0, 32))  # eight prompts: their clustered error shows nothing
+    found = diagnose(few)
+    assert found.fault == "swapped" and found.statistics["identity/z"] < 4.5 and found.statistics["identity/likelihood"] > 12.7
+    assert diagnose(example["fp8"].rows(slice(0, 32))).kind == "consistent"
+
+
+def test_a_computation_that_is_wrong_to_the_end_is_no_prompt(example):
+    own = diagnose(example["bf16"]).statistics
+    moved = own | {"tails/k3": 2.0, "places/head": 7.0, "places/head_z": 6.0, "tails/kurtosis": 3.0}
+    assert judge(moved | {"places/rest": 4.5}).fault == "layer" and judge(moved | {"places/rest": 0.9}).fault == "prompt"
+
+
 def test_versions_that_are_known_to_change_explain_a_profile(example):
     own = example["bf16"]
     lag = torch.where(own.mask.cumsum(-1) <= 4, 2, 1)

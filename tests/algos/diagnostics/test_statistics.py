@@ -17,6 +17,7 @@ from algos.diagnostics.places import places
 from algos.diagnostics.saturation import saturation
 from algos.diagnostics.slope import slope
 from algos.diagnostics.support import support
+from algos.diagnostics.surprise import surprise
 from algos.diagnostics.tails import tails
 from algos.diagnostics.values import values
 
@@ -35,6 +36,28 @@ def test_the_identity_holds_on_an_enumerated_policy():
     assert found["identity/swapped"] == pytest.approx((2 + 2 + 1 + 0.5) / 4)
     assert found["identity/k1"] == pytest.approx(math.log(2) / 4)  # (2·ln 2 + 0 − ln 2)/4
     assert found["identity/exponent"] == pytest.approx(1, abs=1e-9)
+
+
+def test_the_likelihood_and_the_error_of_independent_tokens():
+    # ρ = 1/2, 1/2, 1, 2: Σ l = −ln 2, Σ(ρ−1) = 0; without the last token Σ(ρ−1) = −1 and Σ(ρ−1)² = 1/2
+    found = identity(paired([[0.5], [0.5], [0.25], [0.25]], [[0.25], [0.25], [0.25], [0.5]]))
+    assert found["identity/likelihood"] == pytest.approx(-math.log(2)) and found["identity/drawn_z"] == pytest.approx(0, abs=1e-9)
+    less = identity(paired([[0.5], [0.5], [0.25]], [[0.25], [0.25], [0.25]]))
+    assert less["identity/drawn_z"] == pytest.approx(-math.sqrt(2))
+    assert identity(paired([[0.5]], [[0.5]]))["identity/drawn_z"] == 0
+
+
+def test_the_surprise_is_the_entropy_if_mu_sampled():
+    # μ = (1/2, 1/4, 1/4) and π = (1/4, 1/4, 1/2), each token as often as μ says: Σ μ·ρ·(−log π) = H(π) = 3/2·ln 2
+    pairs = paired([[0.5], [0.5], [0.25], [0.25]], [[0.25], [0.25], [0.25], [0.5]])
+    found = surprise(pairs, torch.full((4, 1), 1.5 * math.log(2), dtype=torch.float64))
+    assert found["surprise/excess"] == pytest.approx(0, abs=1e-12) and found["surprise/z"] == pytest.approx(0, abs=1e-9)
+    assert found["surprise/expected"] == pytest.approx(1.5 * math.log(2)) and math.isnan(surprise(pairs)["surprise/z"])
+    # π = μ, H = 0.8 nats, and tokens of surprise 1, 1 and 2 nats: s = 0.2, 0.2, 1.2, so that z = 1.6/√1.52
+    same = torch.tensor([[-1.0], [-1.0], [-2.0]]).double()
+    batch = Batch(same, torch.ones(3, 1, dtype=torch.bool), same)
+    off = surprise(LogpPairs(batch), torch.full((3, 1), 0.8, dtype=torch.float64))
+    assert off["surprise/excess"] == pytest.approx(1.6 / 3) and off["surprise/z"] == pytest.approx(1.6 / math.sqrt(1.52))
 
 
 def test_the_two_tails_apart():

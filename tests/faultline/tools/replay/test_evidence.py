@@ -25,6 +25,7 @@ from faultline.tools.replay.sources import Dump
 from faultline.tools.replay.verdict import judge
 from harness.diagnosis import RunFacts
 from harness.dumps import files
+from harness.errors import UserError
 
 ROOT = Path(__file__).parents[4]
 SHIPPED = [*map(example, EXAMPLES), *sorted((ROOT / "experiments" / "study" / "smollm2").rglob("*.parquet"))]
@@ -287,3 +288,37 @@ def test_every_fault_is_documented():
     text = (ROOT / "docs" / "diagnosis.md").read_text(encoding="utf-8")
     for name in FAULTS.names():
         assert f"| `{name}` | {FAULTS[name].question} |" in text, name
+
+
+def test_a_baseline_of_the_model_is_stricter_than_its_precision(tmp_path, capsys):
+    """The BF16 example as a baseline of the FP8 one, whose K3 is 30 times as large: 3 times is what rounding may leave."""
+    with pytest.raises(SystemExit) as left:
+        main(["replay", "--example", "fp8", "--baseline", str(example("bf16")), "--json", "--out", str(tmp_path)])
+    found = json.loads(capsys.readouterr().out)["diagnosis"]
+    assert left.value.code == FAULT and found["question"] == "b" and "rounding gives at most 0.0038" in found["evidence"]
+    assert evidence.known(example("fp8"), baseline=example("fp8")).baseline == pytest.approx(0.0391, abs=1e-3)
+
+
+def test_a_baseline_with_a_fault_is_refused(tmp_path):
+    broken = written(tmp_path / "d.jsonl", BROKEN["zeros"][0](pq.read_table(example("bf16")).to_pylist()))
+    with pytest.raises(UserError, match=r"--baseline .*d.jsonl: FAULT fill.*give a dump of this model without a fault"):
+        known(example("bf16"), baseline=broken)
+
+
+def test_entropies_of_a_dump_show_another_sampler(tmp_path):
+    """Both columns give heads the odds 0.7, whose entropy is 0.6109 nats, and three tokens of four are heads.
+
+    Their mean surprise is 0.75·0.3567 + 0.25·1.2040 = 0.5685 nats. The root mean square of surprise − entropy is 0.369.
+    """
+    heads = np.random.default_rng(0).permutation(np.arange(400) % 4 > 0).reshape(20, 20)
+    mu = np.where(heads, math.log(0.7), math.log(0.3))
+    own = {"logp_rollout": mu, "logp_old": mu - 1e-4, "mask": np.ones(mu.shape, bool)}
+    files.write(tmp_path / "bare.parquet", own)
+    files.write(tmp_path / "d.parquet", own | {"entropy": np.full(mu.shape, 0.6109)})
+    assert verdict_of(tmp_path / "bare.parquet").diagnosis.consistent
+    seen = Evidence(RunFacts())
+    for batch in Dump(tmp_path / "d.parquet").batches():
+        seen.add(batch)
+    statistics = seen.diagnosis()[0].statistics
+    assert statistics["surprise/excess"] == pytest.approx(0.5685 - 0.6109, abs=2e-4)
+    assert statistics["surprise/z"] == pytest.approx(-0.0424 * 20 / 0.369, rel=0.02)

@@ -48,10 +48,12 @@ def test_verl(tmp_path):
         "rollout_log_probs": torch.tensor(ROLLOUT),
         "advantages": torch.tensor(ADVANTAGES),
         "token_level_scores": torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.5]]),
+        "entropys": torch.full((2, 3), 0.5),
     }
     torch.save(tensors, tmp_path / "step_12.pt")
     batch = only(tmp_path / "step_12.pt")
     check(batch)
+    assert batch.entropy.tolist() == [0.5] * 5
     np.testing.assert_array_equal(batch.reward, [1.0, 0.5])
     del tensors["rollout_log_probs"]
     torch.save(tensors, tmp_path / "step_13.pt")
@@ -62,12 +64,14 @@ def test_verl(tmp_path):
 def test_a_parquet_file_with_the_names_of_verl(tmp_path):
     """As pandas writes padded rows: masks of 0 and 1 in int64, which need not end with the response."""
     columns = {"response_mask": MASK, "old_log_probs": OLD, "rollout_log_probs": ROLLOUT, "advantages": ADVANTAGES}
+    columns["entropys"] = np.full(OLD.shape, 0.5)
     table = {name: pa.array(values.tolist()) for name, values in columns.items()} | {"step": pa.array([12, 12])}
     pq.write_table(pa.table(table), tmp_path / "d.parquet")
     batch = only(tmp_path / "d.parquet")
     np.testing.assert_array_equal(batch.mask, MASK.astype(bool).ravel())
     np.testing.assert_array_equal(batch.logp_old, OLD.ravel())
     np.testing.assert_array_equal(batch.logp_rollout, ROLLOUT.ravel())
+    assert set(batch.entropy) == {0.5}
     assert set(batch.step) == {12}
     own = table | {"logp_old": pa.array((OLD - 1).tolist())}
     pq.write_table(pa.table(own), tmp_path / "own.parquet")

@@ -1,0 +1,56 @@
+"""Fault `sampler`: the tokens were drawn with other probabilities than the logged ones."""
+
+from algos.diagnostics.evidence import Statistics
+from algos.faults.base import SKYRL, SURE, TRL, VERL, VLLM, VLLM_MODE, Fault, beyond
+from algos.faults.truncated_sampling import ONE_SIDED
+
+DRAWN = 4.5
+"""Minimum |z| at which samples of a prompt agree more or less often than the logged probabilities allow."""
+NATS = 0.01
+"""Minimum |surprise − entropy| in nats per token: entropies in BF16 are off by as much."""
+
+
+def _surprised(s: Statistics) -> float | None:
+    return beyond(abs(s["surprise/z"]) / SURE, abs(s["surprise/excess"]) / NATS)
+
+
+def _agreed(s: Statistics) -> float | None:
+    return beyond(abs(s["collisions/z"]) / DRAWN)
+
+
+def _signature(s: Statistics) -> float | None:
+    if s["identity/z"] <= -SURE and s["support/one_sided"] >= ONE_SIDED:
+        return None  # the sampler's support is smaller: tokens are missing, and the others are drawn as logged
+    return max(_surprised(s) or 0.0, _agreed(s) or 0.0) or None
+
+
+def _evidence(s: Statistics) -> str:
+    if _surprised(s):
+        return (
+            f"the tokens surprise the trainer by {s['surprise/expected'] + s['surprise/excess']:.2f} nats on average, and its "
+            f"entropy is {s['surprise/expected']:.2f} (z {s['surprise/z']:.1f}): they were drawn with other probabilities"
+        )
+    return (
+        f"two samples of a prompt agree at {s['collisions/found']:.1%} of the places, and the logged odds say "
+        f"{s['collisions/expected']:.1%} (z {s['collisions/z']:.1f}): they were drawn with other probabilities"
+    )
+
+
+FAULT = Fault(
+    "sampler",
+    "a",
+    98,
+    _signature,
+    _evidence,
+    {
+        "vLLM": "presence_penalty, frequency_penalty, repetition_penalty, logit_bias, bad_words, structured_outputs and "
+        "speculative_config; " + VLLM_MODE,
+        "verl": "actor_rollout_ref.rollout.repetition_penalty, and rollout.logprobs_mode=processed_logprobs",
+        "SkyRL": "generator.sampling_params.repetition_penalty and additional_kwargs",
+        "TRL": "repetition_penalty, vllm_structured_outputs_regex and generation_kwargs",
+        "prime-rl": "what extra_body adds to the sampling",
+        "yours": "a filter that drops responses by what they say",
+    },
+    "critical",
+    (VLLM, VERL, f"{SKYRL} config.py SamplingParams", f"{TRL} grpo_config.py"),
+)

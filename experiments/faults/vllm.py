@@ -1,0 +1,92 @@
+"""Real faults in vLLM: the sampler is vLLM itself, set wrongly on purpose. The trainer is the local engine in fp32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from experiments.faults.real import Bed, formats
+from harness.rollouts import Rollout, Sampling
+from harness.rollouts.vllm import VllmEngine
+
+SIZES = {
+    "temperature": (0.8,), "raw_logprobs": (0.8,), "top_p": (0.95,), "top_k": (20,), "bos": (1,), "template": (1,), "layer": (2,),
+    "prefix": (0.4,), "eos": (1,), "prompt_in_mask": (8,), "swapped": (0.2,), "rope": (50,), "penalty": (1.0,), "bias": (1.0,),
+    "window": (0.5,), "replica": (0.25,),
+}  # fmt: skip
+"""Fault -> its middle size. penalty is vLLM's presence_penalty, and bias its logit_bias. A draft that nobody rejects cannot be
+set in vLLM."""
+BLOCK = 32
+"""Number of tokens in a block of the prefix cache. Prompts shorter than a block are not cached, and vLLM takes multiples of 32 on
+a CPU."""
+
+
+class FaultyVllm(VllmEngine):
+    """vLLM with further parameters in every request. parameters: names and values of vLLM's SamplingParams."""
+
+    logprobs_mode = "processed_logprobs"
+    parameters: dict[str, Any]
+
+    def _options(self, kv_cache_gib: float) -> dict[str, Any]:
+        return super()._options(kv_cache_gib) | {"logprobs_mode": self.logprobs_mode, "block_size": BLOCK}
+
+    def _answers(self, rows: Tensor, sampling: Any) -> list[Any]:
+        for one in sampling if isinstance(sampling, list) else [sampling]:
+            for name, value in self.parameters.items():
+                setattr(one, name, value)
+        return super()._answers(rows, sampling)
+
+
+class RawVllm(FaultyVllm):
+    """vLLM in its default mode: log-probabilities from before temperature, penalties and biases."""
+
+    logprobs_mode = "raw_logprobs"
+
+
+class VllmBed(Bed):
+    """Setting for injected faults whose sampler is vLLM. Each mode of log-probabilities is an engine, started once."""
+
+    engines: dict[type[FaultyVllm], FaultyVllm]
+
+    def vllm(
+        self,
+        precision: str,
+        kind: type[FaultyVllm] = FaultyVllm,
+        weights: dict[str, Tensor] | None = None,
+        parameters: dict[str, Any] | None = None,
+        **sampling: Any,
+    ) -> FaultyVllm:
+        """Build vLLM with the policy's weights, or with `weights`."""
+        self.engines = getattr(self, "engines", {})
+        if kind not in self.engines:
+            context = self.prompts.shape[1] + self.length + 1  # vLLM samples one token more to score
+            self.engines[kind] = kind(self.net.config, formats(precision), context=context, kv_cache_gib=0.5)
+        engine = self.engines[kind]
+        engine.sampling, engine.parameters = Sampling(stop=self.stop, **sampling), parameters or {}
+        engine.load_weights((weights or dict(self.net.named_parameters())).items(), 0)
+        return engine
+
+    def sampler(self, precision: str, weights: Any = None, **sampling: Any) -> VllmEngine:
+        return self.vllm(precision, weights=weights, **sampling)
+
+    def raw(self, precision: str, temperature: float) -> Rollout:
+        return self.vllm(precision, RawVllm, temperature=temperature).generate(self.prompts, self.uniforms)
+
+    def old_prefix(self, precision: str, older: dict[str, Tensor]) -> Rollout:
+        """Responses after a sync that did not reset the prefix cache, which holds the prompts by `older` weights."""
+        engine = self.vllm(precision, weights=older)
+        engine.generate(self.prompts, self.uniforms)
+        reset = engine.llm.reset_prefix_cache
+        engine.llm.reset_prefix_cache = lambda: True
+        engine.load_weights(dict(self.net.named_parameters()).items(), 0)
+        engine.llm.reset_prefix_cache = reset
+        return engine.generate(self.prompts, self.uniforms)
+
+    def penalised(self, precision: str, penalty: float) -> Rollout:
+        engine = self.vllm(precision, RawVllm, parameters={"presence_penalty": penalty})
+        return engine.generate(self.prompts, self.uniforms)
+
+    def biased(self, precision: str, bias: Tensor) -> Rollout:
+        wanted = {int(token): float(bias[token]) for token in bias.nonzero()[:, 0]}
+        return self.vllm(precision, RawVllm, parameters={"logit_bias": wanted}).generate(self.prompts, self.uniforms)
