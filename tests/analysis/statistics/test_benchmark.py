@@ -42,8 +42,8 @@ def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end():
 
 
 def test_the_interval_resamples_seeds_within_their_regime():
-    """Seeds that agree leave no width, however far regimes are apart. Of two seeds 0 and 1 in one regime a resample is 0, 1/2 or 1
-    with probability 1/4, 1/2, 1/4, so its 2.5 % quantiles are 0 and 1."""
+    """Seeds that agree leave no width, however far regimes are apart. Of two seeds 0 and 1 in one regime a resample is 0, 1/2 or
+    1 with probability 1/4, 1/2, 1/4, so its 2.5 % quantiles are 0 and 1."""
     assert interval([np.array([0.1, 0.1]), np.array([0.9, 0.9])]) == pytest.approx((0.5, 0.5))
     assert interval([np.array([0.0, 1.0])]) == (0.0, 1.0)
 
