@@ -14,9 +14,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from functools import cache, partial
-from itertools import combinations, groupby, product
+from itertools import groupby, product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,6 +24,7 @@ import pandas as pd
 from analysis.load import load
 from analysis.results import Results
 from analysis.statistics.dose import LAST
+from analysis.statistics.rules import Cutoffs, Rule, Seen, constant, regret
 from analysis.statistics.tests import difference_p, equivalent_p, holm_of_planned
 from experiments.plan import Comparisons, StudyPlan, publish, record, recorded
 from experiments.regimes import STUDIED as SEEDS
@@ -233,51 +234,11 @@ def questions(results: Results) -> pd.DataFrame:
 # --- rules -------------------------------------------------------------------------------------------------------------------
 
 
-class Seen(NamedTuple):
-    """The information from which a rule chooses an arm for a run: that of the run without correction.
-
-    k3: nats per token. persistence: over 20 syncs, 0 if unmeasured. tokens: mean of a response. verdict: the arm that the
-    current verdict of `faultline replay` names.
-    """
-
-    k3: float
-    persistence: float
-    tokens: float
-    verdict: str
-
-
-Rule = Callable[[Seen], str]
-"""A rule of choice: information on an uncorrected run -> an arm."""
-
-
-class Cutoffs(NamedTuple):
-    """The rule of verdict v2 for one deployed policy, with its cut-offs.
-
-    The rule chooses no correction below `k3` or below `persistence`. Otherwise it chooses `short` for responses of at most
-    `tokens`, and `long` for longer ones.
-    """
-
-    k3: float = 0.0
-    persistence: float = -1.0
-    tokens: int = 10
-    short: str = "sequence"
-    long: str = "sequence"
-
-    def __call__(self, seen: Seen) -> str:
-        if seen.k3 < self.k3 or seen.persistence < self.persistence:
-            return "none"
-        return self.short if seen.tokens <= self.tokens else self.long
-
-
 LEVELS = ("sequence", "token", "mask")
 GRID = [
     Cutoffs(*values) for values in product((0.0, 1e-3, 5e-3, 2e-2), (-1.0, 0.3, 0.6), (10, 20), LEVELS, LEVELS)
 ]  # constants come first, and a tie goes to the first
 """Every set of cut-offs of verdict v2 that `tune` considers."""
-
-
-def constant(arm: str) -> Rule:
-    return lambda seen: arm
 
 
 def rules(v2: Rule, best: str) -> dict[str, Rule]:
@@ -297,22 +258,6 @@ def seen(runs: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
 
 
 # --- regret ------------------------------------------------------------------------------------------------------------------
-
-
-def regret(ends: pd.DataFrame, chosen: Mapping[int, str]) -> float:
-    """The regret of a rule: its loss in reward against the best arm of a regime, chosen on other seeds than it is scored on.
-
-    ends: [seeds, arms]. chosen: seed -> arm of the rule. For each choice S of half of the seeds, rounded down,
-        best(S) = argmax over ARMS of the mean of S
-        regret(S) = mean over the other seeds s of ends[s, best(S)] − ends[s, chosen(s)]
-    and the regret is the mean over all S. If the best arm were chosen and scored on the same seeds, its noise would count as
-    regret. A rule that is as good as the best arm may have a negative regret.
-    """
-    found = []
-    for some in combinations(ends.index, len(ends) // 2):
-        best = ends.loc[list(some), list(ARMS)].mean().idxmax()
-        found.append(np.mean([ends.at[s, best] - ends.at[s, chosen[s]] for s in ends.index if s not in some]))
-    return float(np.mean(found))
 
 
 def gains(runs: pd.DataFrame) -> pd.Series:

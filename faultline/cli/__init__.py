@@ -12,6 +12,7 @@ from textwrap import indent
 from typing import Any, Protocol
 
 from faultline.cli import (
+    benchmark,
     branch,
     completion,
     doctor,
@@ -49,6 +50,7 @@ COMMANDS: dict[str, Command] = {
     "train": train,
     "sweep": sweep,
     "search": search,
+    "benchmark": benchmark,
     "branch": branch,
     "watch": watch,
     "report": report,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
+
+from faultline.rooms import beside_others
 
 CORRECTIONS = "names of presets, or YAML files like those in experiments/conf/correction, separated by commas"
 
@@ -74,3 +78,10 @@ def positive(most: float) -> Callable[[str], float]:
         return value
 
     return convert
+
+
+def plug_ins_here() -> None:
+    """Make modules of the working directory importable, as `python -m` does."""
+    if not sys.flags.safe_path and os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+        beside_others()

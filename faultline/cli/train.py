@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import runpy
 import sys
 from collections.abc import Sequence
 
-from faultline.rooms import beside_others
+from faultline.cli.arguments import plug_ins_here
 
 HELP = "train one run, or with -m a grid of runs; Hydra overrides follow"
 EXAMPLES = """\
@@ -25,7 +24,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(overrides: Sequence[str]) -> None:
     """Run `experiments.train` as `python -m` does. Plug-ins in the working directory can be imported."""
     sys.argv[1:] = overrides
-    if not sys.flags.safe_path and os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
-        beside_others()
+    plug_ins_here()
     runpy.run_module("experiments.train", run_name="__main__", alter_sys=True)

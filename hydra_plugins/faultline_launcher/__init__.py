@@ -80,21 +80,28 @@ class _Launcher(Launcher):
         print(f"{len(job_overrides)} runs: composing and checking their configs ...", file=sys.stderr, flush=True)
         grid = track(job_overrides, "composing", console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
         configs = [self._parse(overrides) for overrides in grid]
+        extend = self.extend or initial_job_idx > 0  # a later batch of one command
+        self.train(configs, [" ".join(overrides) for overrides in job_overrides], extend)
+        return [JobReturn(overrides=list(o), status=JobStatus.COMPLETED, _return_value="done") for o in job_overrides]
+
+    def train(self, configs: Sequence[Config], names: Sequence[str], extend: bool) -> None:
+        """Check all configs, then run them as one sweep. names: the name of each config in an error. extend: allow new runs.
+
+        Raises UserError before any run starts if a config is wrong, and SystemExit if a run has failed.
+        """
         from harness.train.ranks import check_ranks
         from harness.validate import Tasks, check  # imports torch, so only once every config is known to be sound without it
         from sweeps.launch import launch
 
         tasks: Tasks = {}
-        for config, overrides in zip(configs, job_overrides, strict=True):
-            with _refused(overrides):
+        for config, name in zip(configs, names, strict=True):
+            with _refused([name]):
                 check(config, tasks)
                 check_ranks(config, self.ranks)
-        extend = self.extend or initial_job_idx > 0  # a later batch of one command
-        states = launch(configs, self.executor, retry_failed=self.retry_failed, extend=extend)
+        states = launch(list(configs), self.executor, retry_failed=self.retry_failed, extend=extend)
         good = (*FINISHED, "submitted", "running") if self.detach else FINISHED
         if any(states[config.digest].state not in good for config in configs):
             raise SystemExit(1)  # a JobReturn that failed would have Hydra print a last line of its own, which hides ours
-        return [JobReturn(overrides=list(o), status=JobStatus.COMPLETED, _return_value="done") for o in job_overrides]
 
     def _parse(self, overrides: Sequence[str]) -> Config:
         with _refused(overrides):

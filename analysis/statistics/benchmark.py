@@ -1,0 +1,87 @@
+"""Scores of entries of a benchmark over regimes and seeds, after rliable (Agarwal et al. 2021, arXiv 2108.13264).
+
+A table of runs has the columns entry, regime, seed, outcome, start (the first held-out reward), and the last held-out reward of
+each deployed policy, `trainer` and `sampler`. The entries NONE and CONTROL are its references.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from scipy.stats import trim_mean
+
+NONE, CONTROL = "none", "control"
+"""Entries that every regime needs: no correction, and the exact control, whose rollouts have no mismatch."""
+POLICIES = ("trainer", "sampler")
+"""Deployed policies: columns of a table of runs."""
+FLOOR = 0.25
+"""Least harm, as a share of the control's gain, that a gain is divided by. Without it a regime without harm divides by noise."""
+RESAMPLES = 2000
+
+
+def normalised(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
+    """A row per run: entry, regime, seed, outcome, gain. No correction has the gain 0 and the control has about 1.
+
+    gain = (e − e_none)/max(c − n, FLOOR·(c − b)), where e is the run's last reward and e_none that of the same seed without
+    correction. c, n and b are means of a regime over seeds: the control's last reward, that without correction, and the control's
+    first reward.
+    """
+    ends = runs.set_index(["regime", "seed"])
+    none = ends[ends.entry == NONE][policy]
+    control = runs[runs.entry == CONTROL].groupby("regime")
+    end, start = control[policy].mean(), control["start"].mean()
+    harm = np.maximum(end - none.groupby("regime").mean(), FLOOR * (end - start))
+    own = none.reindex(ends.index).to_numpy()
+    gain = (runs[policy].to_numpy() - own) / harm.reindex(runs.regime).to_numpy()
+    return runs[["entry", "regime", "seed", "outcome"]].assign(gain=gain)
+
+
+def interquartile_mean(values: Sequence[float] | np.ndarray) -> float:
+    """Mean of the middle half of all values, rliable's aggregate over regimes and seeds."""
+    return float(trim_mean(np.asarray(values, dtype=float), 0.25, axis=None))
+
+
+def interval(strata: Sequence[np.ndarray], seed: int = 0) -> tuple[float, float]:
+    """The 95 % percentile interval of the interquartile mean by a stratified bootstrap. strata: the values of each regime.
+
+    Each of RESAMPLES resamples draws as many seeds of every regime as it has, with replacement. Regimes are not resampled, so the
+    interval says nothing of other regimes.
+    """
+    rng = np.random.default_rng(seed)
+    drawn = np.concatenate([values[rng.integers(0, len(values), (RESAMPLES, len(values)))] for values in strata], axis=1)
+    low, high = np.quantile(trim_mean(drawn, 0.25, axis=1), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def improvement(ends: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
+    """Probability that a run ends above a run of another entry: the mean over regimes of P(x > y) + P(x = y)/2.
+
+    ends, others: the last rewards of each regime.
+    """
+    wins = [((x[:, None] > y) + 0.5 * (x[:, None] == y)).mean() for x, y in zip(ends, others, strict=True)]
+    return float(np.mean(wins))
+
+
+def scores(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
+    """A row per entry that has every regime and seed of NONE, best first.
+
+    Columns: entry, gain (interquartile mean), low, high, improvement (over NONE), worst (least mean gain of a regime), in (that
+    regime), collapses, runs.
+    """
+    none = runs[runs.entry == NONE]
+    needed = set(zip(none.regime, none.seed, strict=True))
+    runs = runs[[pair in needed for pair in zip(runs.regime, runs.seed, strict=True)]]
+    gains, rows = normalised(runs, policy), []
+    without = [part[policy].to_numpy() for _, part in none.groupby("regime")]
+    for entry, part in gains.groupby("entry"):
+        if len(part) < len(needed):
+            continue
+        ends = [regime[policy].to_numpy() for _, regime in runs[runs.entry == entry].groupby("regime")]
+        low, high = interval([regime.gain.to_numpy() for _, regime in part.groupby("regime")])
+        worst = part.groupby("regime").gain.mean()
+        row = {"entry": entry, "gain": interquartile_mean(part.gain), "low": low, "high": high}
+        row |= {"improvement": improvement(ends, without), "worst": worst.min(), "in": worst.idxmin()}
+        rows.append(row | {"collapses": int((part.outcome == "collapsed").sum()), "runs": len(part)})
+    return pd.DataFrame(rows).sort_values("gain", ascending=False, ignore_index=True)

@@ -1,0 +1,72 @@
+"""Rules of choice: information on a run without correction -> an arm, and the reward that a rule loses. No torch.
+
+The study of the verdict (docs/decision.md) tunes and scores such rules, and `faultline replay` follows the one that it supports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+ARMS = ("none", "token", "sequence", "mask", "geometric")
+"""Arms that compete for the best of a regime. Token and sequence truncate at 2, mask is the sequence mask at 2."""
+
+
+class Seen(NamedTuple):
+    """The information from which a rule chooses an arm for a run: that of the run without correction.
+
+    k3: nats per token. persistence: over 20 syncs, 0 if unmeasured. tokens: mean of a response. verdict: the arm that the
+    current verdict of `faultline replay` names.
+    """
+
+    k3: float
+    persistence: float
+    tokens: float
+    verdict: str
+
+
+Rule = Callable[[Seen], str]
+"""A rule of choice: information on an uncorrected run -> an arm."""
+
+
+class Cutoffs(NamedTuple):
+    """The rule of verdict v2 for one deployed policy, with its cut-offs.
+
+    The rule chooses no correction below `k3` or below `persistence`. Otherwise it chooses `short` for responses of at most
+    `tokens`, and `long` for longer ones.
+    """
+
+    k3: float = 0.0
+    persistence: float = -1.0
+    tokens: int = 10
+    short: str = "sequence"
+    long: str = "sequence"
+
+    def __call__(self, seen: Seen) -> str:
+        if seen.k3 < self.k3 or seen.persistence < self.persistence:
+            return "none"
+        return self.short if seen.tokens <= self.tokens else self.long
+
+
+def constant(arm: str) -> Rule:
+    return lambda seen: arm
+
+
+def regret(ends: pd.DataFrame, chosen: Mapping[int, str]) -> float:
+    """The regret of a rule: its loss in reward against the best arm of a regime, chosen on other seeds than it is scored on.
+
+    ends: [seeds, arms]. chosen: seed -> arm of the rule. For each choice S of half of the seeds, rounded down,
+        best(S) = argmax over ARMS of the mean of S
+        regret(S) = mean over the other seeds s of ends[s, best(S)] − ends[s, chosen(s)]
+    and the regret is the mean over all S. If the best arm were chosen and scored on the same seeds, its noise would count as
+    regret. A rule that is as good as the best arm may have a negative regret.
+    """
+    found = []
+    for some in combinations(ends.index, len(ends) // 2):
+        best = ends.loc[list(some), list(ARMS)].mean().idxmax()
+        found.append(np.mean([ends.at[s, best] - ends.at[s, chosen[s]] for s in ends.index if s not in some]))
+    return float(np.mean(found))

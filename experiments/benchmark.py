@@ -1,0 +1,172 @@
+"""Runs of a benchmark: an entry, such as a correction, in each regime of a set and with each of a few seeds.
+
+A set of regimes maps a name to config overrides, which choose a bed and a source of mismatch. An entry is further overrides. Its
+reference in a regime is the same bed without a correction, and the exact control, which is the bed without a source of mismatch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from analysis.load import load
+from analysis.statistics.benchmark import CONTROL, NONE
+from analysis.statistics.dose import LAST
+from experiments.regimes import STUDIED, Regime
+from harness.arms import flatten
+from harness.compose import compose
+from harness.config import Config, parse
+from harness.errors import UserError
+from harness.run.folder import FINISHED
+from harness.yaml_file import read_yaml
+
+SEEDS = STUDIED[:3]
+"""Seeds of a benchmark, the first three of the study of the verdict."""
+EXACT = (
+    "rollout/precision=fp32", "rollout.kv_cache=compute", "rollout.staleness=0", "rollout.partial_tokens=null",
+    "rollout.engine.noise=0.0", "rollout.engine.noise_persistence=0.0", "rollout.engine.router_noise=0.0",
+    "rollout.engine.router_noise_persistence=0.0", "rollout.engine.router_dtype=compute", "rollout.engine.head_dtype=compute",
+    "correction=none",
+)  # fmt: skip
+"""Overrides that take every source of mismatch of the local engine out of a regime: what is left is its exact control."""
+BED = ("seed", "steps", "task", "model", "warmstart", "rollout", "evaluation", "collapse")
+"""Sections of a config that belong to a regime. An entry that changed one could not be compared with the others."""
+PLAIN = {"loss": "pg", "advantage": "reinforce", "correction": "none"}
+"""Config group of an entry -> the option that a function or a file of the user's own replaces."""
+
+Regimes = Mapping[str, Sequence[str]]
+"""Name of a regime -> its overrides."""
+
+
+class Planned(NamedTuple):
+    """A run of a benchmark. Its folder is `config.path`."""
+
+    entry: str
+    regime: str
+    seed: int
+    config: Config
+
+
+def of_study(regime: Regime) -> list[str]:
+    """The overrides of a regime of the study of the verdict."""
+    return [f"+regime/bed={regime.bed}", f"+regime/source={regime.source}"]
+
+
+def read_regimes(file: Path) -> dict[str, list[str]]:
+    """Read a set of regimes from a YAML file: name -> overrides, a text or a list of texts. Raises UserError on anything else."""
+    content = read_yaml(file)
+    if not isinstance(content, dict) or not content:
+        raise UserError(f'{file}: holds no regimes; write NAME: "+regime/bed=dense +regime/source=int8", one a line')
+    regimes = {}
+    for name, given in content.items():
+        words = given.split() if isinstance(given, str) else given
+        if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+            raise UserError(f"{file}: {name}: give its overrides as a text, or as a list of texts")
+        regimes[str(name)] = words
+    return regimes
+
+
+def overrides(words: Sequence[str]) -> list[str]:
+    """Turn the words of an entry into Hydra overrides.
+
+    `loss`, `advantage` and `correction` also take `module:function`, and a YAML file with the keys of that group. The function of
+    a correction is a filter. A word FILE.yaml is a file with keys of a whole config. Raises UserError on a file without keys, and
+    on several values for a key.
+    """
+    found: list[str] = []
+    for word in words:
+        group, _, value = word.partition("=")
+        if word.endswith(".yaml") and not value:
+            found += _from_file(Path(word), "")
+        elif group in PLAIN and value.endswith(".yaml"):
+            found += [f"{group}={PLAIN[group]}", *_from_file(Path(value), group)]
+        elif group in PLAIN and re.fullmatch(r"[\w.]+:\w+", value):
+            name = value.partition(":")[2]
+            own = f'+correction.reject.{name}={{function: "{value}", params: {{}}}}'
+            found += [f"{group}={PLAIN[group]}", own if group == "correction" else f"{group}.name={value}"]
+        else:
+            if value and OverridesParser.create().parse_override(word).is_sweep_override():
+                raise UserError(f"{word}: several values; a benchmark takes one entry a command")
+            found.append(word)
+    return found
+
+
+def _from_file(file: Path, group: str) -> list[str]:
+    content = read_yaml(file)
+    if not isinstance(content, dict) or not content:
+        raise UserError(f"{file}: holds no keys; write those of {group or 'a config'}")
+    if group and group not in content:  # a file of the group alone, as those in experiments/conf
+        content = {group: content}
+    return [f"++{key}={json.dumps(value)}" for key, value in flatten(content).items() if key != "defaults"]
+
+
+def plan(entry: str, words: Sequence[str], regimes: Regimes, seeds: Collection[int], *settings: str) -> list[Planned]:
+    """The runs of an entry: each regime with each seed. words: its overrides. settings: overrides of all runs, as run.sweep=NAME.
+
+    The entries NONE and CONTROL have no words. Raises UserError if an entry changes a section of BED, and on wrong overrides.
+    """
+    runs = []
+    own = [*(EXACT if entry == CONTROL else ()), *overrides(words)]
+    for regime, given in regimes.items():
+        if words and not runs:
+            _check_bed(entry, compose(*given, *own), compose(*given))
+        for seed in seeds:
+            values = compose(*given, *own, *settings, f"seed={seed}")  # a warm start may follow the seed
+            runs.append(Planned(entry, regime, seed, parse(values)))
+    return runs
+
+
+def _check_bed(entry: str, composed: Mapping[str, Any], bed: Mapping[str, Any]) -> None:
+    changed = [name for name in BED if composed[name] != bed[name]]
+    if changed:
+        raise UserError(
+            f"{entry}: changes {', '.join(changed)}, which belong to a regime, so that no recorded row is comparable; "
+            "leave it out, or give regimes of your own with --regimes FILE"
+        )
+
+
+def in_order(runs: Sequence[Planned]) -> list[Planned]:
+    """Order runs so that those which make a warm start come first, and none waits for another's."""
+    met: dict[str, int] = {}
+    places = []
+    for run in runs:
+        start = run.config.warmstart_digest
+        met[start] = met.get(start, -1) + 1
+        places.append(met[start])
+    return [run for _, run in sorted(zip(places, runs, strict=True), key=lambda pair: pair[0])]
+
+
+def ended(runs: Sequence[Planned]) -> pd.DataFrame:
+    """A row per run that has ended, as `analysis.statistics.benchmark` takes them, with its digest.
+
+    trainer, sampler: means of the last LAST evaluations of both policies on held-out prompts. start: the first of the trainer's.
+    k3: median of the first 20 steps in nats per token. persistence: over 20 syncs, 0 if unmeasured. tokens: of a response.
+    """
+    columns = ["entry", "regime", "seed", "digest", "outcome", "start", "trainer", "sampler", "k3", "persistence", "tokens"]
+    rows = []
+    for sweep in {run.config.path.parent for run in runs}:
+        results = load(sweep)
+        steps = dict(iter(results.steps.groupby("run", observed=True)))
+        for run in runs:
+            about = results.runs.loc[run.config.digest] if run.config.digest in results.runs.index else None
+            if run.config.path.parent != sweep or about is None or about.state not in FINISHED:
+                continue
+            mine = steps[run.config.digest]
+            own, sampler = (mine[f"eval/{prefix}reward"].dropna() for prefix in ("", "rollout_"))
+            row = [run.entry, run.regime, run.seed, run.config.digest, about.outcome, own.iloc[0], own.tail(LAST).mean()]
+            early = mine[mine.step < 20]
+            lasting = mine.get("mismatch/persistence_20", pd.Series(dtype=float)).dropna()
+            row += [sampler.tail(LAST).mean(), early["rollout_corr/k3_kl"].median()]
+            rows.append([*row, lasting.iloc[0] if len(lasting) else 0.0, early["rollout/response_tokens"].mean()])
+    return pd.DataFrame(rows, columns=columns)
+
+
+def references(regimes: Regimes, seeds: Collection[int], *settings: str) -> list[Planned]:
+    """The runs without correction and of the exact control. A control that regimes share is planned once for each."""
+    return [run for entry in (NONE, CONTROL) for run in plan(entry, (), regimes, seeds, *settings)]

@@ -1,0 +1,158 @@
+"""The command `faultline benchmark`: it runs an entry in a set of regimes, and prints its row beside the recorded ones."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import hydra
+import pandas as pd
+
+from analysis.frames import show
+from analysis.statistics.benchmark import CONTROL, NONE, POLICIES, scores
+from analysis.statistics.rules import ARMS, Cutoffs, Rule, Seen, constant, regret
+from experiments.benchmark import SEEDS, Planned, Regimes, ended, in_order, of_study, plan, read_regimes, references
+from experiments.regimes import STUDIED, regimes
+from experiments.verdict_study import ARMS as CORRECTIONS
+from faultline import records
+from harness.boundary import refusing
+from harness.conf import MODULE
+from harness.config import OPERATION
+from harness.errors import UserError
+
+SWEEP = ("run.sweep=benchmark", "tracking=disabled")
+"""Settings of all runs; words of the command line replace them."""
+LAUNCHER = ("hydra/launcher=", "hydra.launcher.", "+hydra.launcher.")
+"""Beginnings of the words that choose a launcher and set its keys."""
+SHOWN = 10
+"""Number of recorded rows in a table, the best ones. The references and the entry are shown as well."""
+
+
+def benchmark_command(
+    words: Sequence[str],
+    *,
+    name: str | None = None,
+    file: Path | None = None,
+    full: bool = False,
+    rules: bool = False,
+    seeds: Collection[int] = (),
+    deploy: str | None = None,
+    every_row: bool = False,
+) -> None:
+    """Run an entry, and what it is compared with where no record has it, and print the tables. Runs that have ended are skipped.
+
+    words: overrides of the entry, see `experiments.benchmark.overrides`, keys of a launcher, and keys of OPERATION for all runs.
+    name: label of the entry, by default its words. file: a set of regimes in place of the quick set; full: all regimes of the
+    study. rules: score the frozen rules of the verdict on the regimes, and take no entry. deploy: the policy to judge, both if
+    None. every_row: print every recorded row. Raises UserError on wrong arguments, and SystemExit if a run has failed.
+    """
+    launcher = [word for word in words if word.startswith(LAUNCHER)]
+    settings = [*SWEEP, *(word for word in words if word.partition("=")[0].partition(".")[0] in OPERATION)]
+    own = [word for word in words if word not in (*launcher, *settings)]
+    if rules == bool(own):
+        raise UserError("give an entry, as correction=icepop, or --rules for the frozen rules of the verdict; not both")
+    frozen = records.verdict()
+    if rules and not frozen:
+        raise UserError("--rules: the rules are not frozen yet; docs/decision.md says when they are")
+    chosen = _regimes(file, full)
+    seeds = seeds or (STUDIED if rules else SEEDS)
+    policies = POLICIES if deploy is None else (deploy,)
+    label = name or " ".join(own)
+    runs = references(chosen, seeds, *settings)
+    if rules:
+        arms = [(arm, [f"correction={CORRECTIONS[arm]}"]) for arm in ARMS if arm != NONE]
+        runs += [run for arm, given in arms for run in plan(arm, given, chosen, seeds, *settings)]
+        known = pd.DataFrame(columns=list(records.COLUMNS))  # a rule needs what no record has: K3, persistence and length
+    else:
+        if label in (NONE, CONTROL):
+            raise UserError(f"--name {label}: the name of a reference; give another")
+        runs += plan(label, own, chosen, seeds, *settings)
+        known = recorded(records.rows(), runs)
+    _train([run for run in runs if run.config.digest not in set(known.digest) or run.entry == label], launcher)
+    rows = ended(runs)
+    rows = pd.concat([known[~known.digest.isin(rows.digest)], rows], ignore_index=True)
+    needed = {(run.entry, run.regime, run.seed) for run in runs}
+    if missing := needed - set(zip(rows.entry, rows.regime, rows.seed, strict=True)):
+        print(f"{len(missing)} of {len(needed)} runs have not ended; the same command goes on", file=sys.stderr)
+        return
+    for policy in policies:
+        where = f"{policy}'s policy deployed, {len(chosen)} regimes x {len(seeds)} seeds"
+        if rules:
+            show(f"Regret as a share of the control's gain: {where}", regrets(rows, policy, frozen[policy]))
+        else:
+            show(f"Gain (none 0, control 1): {where}", table(scores(rows, policy), label, every_row))
+
+
+def _regimes(file: Path | None, full: bool) -> Regimes:
+    if full:
+        parts = regimes()
+        return {str(one): of_study(one) for one in (*parts.calibration, *parts.held_out)}
+    return read_regimes(file) if file else records.quick()
+
+
+def recorded(rows: pd.DataFrame, runs: Sequence[Planned]) -> pd.DataFrame:
+    """The recorded rows of the regimes and seeds in `runs` whose run without correction is the recorded one.
+
+    A regime of another file may have a recorded name and another config; then none of its rows is taken.
+    """
+    own = {(run.regime, run.seed): run.config.digest for run in runs if run.entry == NONE}
+    none = rows[rows.entry == NONE]
+    known = {(row.regime, row.seed) for row in none.itertuples(index=False) if own.get((row.regime, row.seed)) == row.digest}
+    return rows[[pair in known for pair in zip(rows.regime, rows.seed, strict=True)]]
+
+
+def _train(runs: Sequence[Planned], words: Sequence[str]) -> None:
+    """Run all configs as one sweep, by the launcher that `words` choose, on this machine by default."""
+    with refusing(" ".join(words)), hydra.initialize_config_module(MODULE, version_base="1.3"):
+        composed = hydra.compose("config", ["hydra/launcher=local", *words], return_hydra_config=True)
+        launcher = hydra.utils.instantiate(composed.hydra.launcher)
+    distinct = list({run.config.digest: run for run in in_order(runs)}.values())
+    starts = len({run.config.warmstart_digest for run in distinct})
+    print(f"{len(distinct)} runs on {starts} warm starts; each is made once and kept", file=sys.stderr, flush=True)
+    names = [f"{run.entry}, {run.regime}, seed {run.seed}" for run in distinct]
+    launcher.train([run.config for run in distinct], names, extend=True)
+
+
+def table(found: pd.DataFrame, label: str, every_row: bool) -> pd.DataFrame:
+    """Format the scores: the entry `label`, its references and the best recorded rows, in the order of their gain."""
+    others = found[~found.entry.isin([label, NONE, CONTROL])].index[: None if every_row else SHOWN]
+    kept = found[found.entry.isin([label, NONE, CONTROL]) | found.index.isin(others)]
+    rows = [
+        {
+            "": ">>>" if row["entry"] == label else "",
+            "entry": row["entry"],
+            "gain (95 %)": f"{row['gain']:.2f} ({row['low']:.2f} to {row['high']:.2f})",
+            "P(above none)": f"{row['improvement']:.2f}",
+            "worst regime": f"{row['worst']:.2f} in {row['in']}",
+            "collapses": f"{row['collapses']} of {row['runs']}",
+        }
+        for row in kept.to_dict("records")
+    ]
+    return pd.DataFrame(rows)
+
+
+def regrets(rows: pd.DataFrame, policy: str, frozen: dict) -> pd.DataFrame:
+    """A row per rule: its regret as a share of the control's gain over all regimes, mean and worst, and the study's mean.
+
+    frozen: the rules of the policy, from `records.verdict`.
+    """
+    named: dict[str, Rule] = {f"always {arm}": constant(arm) for arm in ARMS}
+    named |= {"best constant": constant(frozen["best"]), "v2": Cutoffs(**frozen["v2"])}
+    found = []
+    for regime, part in rows.groupby("regime"):
+        control = part[part.entry == CONTROL]
+        gain = control[policy].mean() - control["start"].mean()
+        ends = part[part.entry.isin(ARMS)].pivot(index="seed", columns="entry", values=policy)
+        plain = part[part.entry == NONE].set_index("seed")
+        seen = {seed: Seen(row.k3, row.persistence, row.tokens, NONE) for seed, row in plain.iterrows()}
+        for name, rule in named.items():
+            share = regret(ends, {seed: rule(seen[seed]) for seed in ends.index}) / gain
+            found.append({"rule": name, "regime": regime, "share": share})
+    shares = pd.DataFrame(found)
+    out = []
+    for name in named:
+        part = shares[shares.rule == name].set_index("regime").share
+        study = frozen["scores"].get(name, {}).get("mean", float("nan"))
+        out.append({"rule": name, "mean": part.mean(), "worst": part.max(), "in": part.idxmax(), "study's mean": study})
+    return pd.DataFrame(out)

@@ -1,0 +1,72 @@
+"""Scores of a benchmark from ends by hand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.statistics.benchmark import CONTROL, FLOOR, NONE, improvement, interquartile_mean, interval, normalised, scores
+
+
+def runs(ends: dict[tuple[str, str], list[float]], start: float = 0.2, collapsed: str = "") -> pd.DataFrame:
+    """(entry, regime) -> the trainer's last reward of seeds 0, 1, ...; the sampler's is half of it."""
+    return pd.DataFrame(
+        [
+            {"entry": entry, "regime": regime, "seed": seed, "start": start, "trainer": end, "sampler": end / 2}
+            | {"outcome": "collapsed" if entry == collapsed else "survived"}
+            for (entry, regime), values in ends.items()
+            for seed, end in enumerate(values)
+        ]
+    )
+
+
+REFERENCES = {(CONTROL, "a"): [0.8, 0.8], (NONE, "a"): [0.3, 0.5]}
+
+
+def test_no_correction_has_gain_zero_and_the_control_one():
+    """The control ends 0.4 above no correction in the mean. Seed by seed 0.5 and 0.3 of 0.4: 1.25 and 0.75. The mask regains 0.2
+    and 0.1 of 0.4."""
+    table = normalised(runs(REFERENCES | {("mask", "a"): [0.5, 0.6]}), "trainer").groupby("entry").gain.apply(list)
+    assert table[NONE] == [0.0, 0.0] and table[CONTROL] == pytest.approx([1.25, 0.75])
+    assert table["mask"] == pytest.approx([0.5, 0.25])
+
+
+def test_a_regime_without_harm_is_divided_by_a_share_of_the_controls_gain():
+    """The control gains 0.8 − 0.2 = 0.6 and no correction loses nothing of it. An end 0.03 lower is 0.03/(0.25·0.6) = 0.2."""
+    table = runs({(CONTROL, "a"): [0.8], (NONE, "a"): [0.8], ("mask", "a"): [0.77]})
+    assert FLOOR == 0.25 and normalised(table, "trainer").gain.iloc[-1] == pytest.approx(-0.2)
+
+
+def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end():
+    """Of 8 values the least two and the largest two: (2 + 3 + 4 + 5)/4."""
+    assert interquartile_mean([100, 0, 1, 2, 3, 4, 5, -100]) == pytest.approx((1 + 2 + 3 + 4) / 4)
+
+
+def test_the_interval_resamples_seeds_within_their_regime():
+    """Seeds that agree leave no width, however far regimes are apart. Of two seeds 0 and 1 in one regime a resample is 0, 1/2 or
+    1 with probability 1/4, 1/2, 1/4, so its 2.5 % quantiles are 0 and 1."""
+    assert interval([np.array([0.1, 0.1]), np.array([0.9, 0.9])]) == pytest.approx((0.5, 0.5))
+    assert interval([np.array([0.0, 1.0])]) == (0.0, 1.0)
+
+
+def test_the_probability_of_improvement_is_a_mean_over_regimes():
+    """Regime a: 3 beats 1 and 2, 2 beats 1 and ties once: 3.5 of 4. Regime b: 0 of 1. Mean 0.4375."""
+    assert improvement([np.array([3, 2]), np.array([0])], [np.array([1, 2]), np.array([1])]) == pytest.approx(0.4375)
+
+
+def test_scores_rank_entries_and_leave_out_what_is_incomplete():
+    """The mask gains 0.5 in both seeds of a and loses 0.25 in b; the token weight lacks regime b."""
+    ends = REFERENCES | {(CONTROL, "b"): [0.8, 0.8], (NONE, "b"): [0.4, 0.4]}
+    ends |= {("mask", "a"): [0.5, 0.7], ("mask", "b"): [0.3, 0.3], ("token", "a"): [0.9, 0.9]}
+    table = scores(runs(ends, collapsed="mask"), "trainer").set_index("entry")
+    assert list(table.index) == [CONTROL, "mask", NONE]
+    mask = table.loc["mask"]
+    assert mask["in"] == "b" and mask.worst == pytest.approx(-0.25) and (mask.collapses, mask.runs) == (4, 4)
+    # 0.5, 0.5, −0.25, −0.25 without the ends: (0.5 − 0.25)/2. Ends 0.5 and 0.7 against 0.3 and 0.5: 3.5 of 4, and 0 of b.
+    assert mask.gain == pytest.approx(0.125) and mask.improvement == pytest.approx(3.5 / 4 / 2)
+    assert table.loc[NONE, "improvement"] == 0.5 and (table.loc[NONE, ["low", "high"]] == 0).all()
+
+
+def test_each_policy_has_its_own_scores():
+    """The sampler's rewards are halves: its harm is 0.2, and FLOOR·(0.4 − 0.2) = 0.05 is less. So the gains are those above."""
+    table = runs(REFERENCES | {("mask", "a"): [0.5, 0.6]})
+    assert normalised(table, "sampler").gain.to_list() == pytest.approx(normalised(table, "trainer").gain.to_list())
