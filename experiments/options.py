@@ -69,7 +69,6 @@ PLUGINS = {
     "overlong.*": "harness/train/options/overlong.py",
     "rollout.partial_tokens": "harness/train/options/partial.py",
     "rollout.replay_sampling_mask": "harness/train/options/sampling_masks.py",
-    "tracking.tensorboard": "harness/run/tensorboard.py",
 }
 """Pattern of keys -> the file of the plug-in that reads them."""
 NONE = "**nothing yet**"
@@ -220,7 +219,8 @@ def recorded() -> dict[str, Used]:
     found: dict[str, Used] = defaultdict(lambda: Used(set(), set()))
     for path in sorted((ROOT / "experiments" / "study").rglob("runs.csv")):
         name = path.parent.relative_to(ROOT / "experiments" / "study")
-        for row in csv.DictReader(path.open()):
+        rows = csv.DictReader(path.open())
+        for row in rows if "arm" in (rows.fieldnames or ()) else ():  # an admission of beds has none
             here = found[f"`study/{name}`"]
             for key, value in re.findall(r"([a-z_]+(?:\.\w+)+)=(\S+)", row["arm"]):
                 _set(key, value, here)

@@ -40,10 +40,9 @@ class Arm(NamedTuple):
 
 
 def arm(config: Mapping[str, Any]) -> Arm:
-    """Return the arm of a single run from its config alone: precision, loss and correction. Raises KeyError on an incomplete
-    config.
+    """Return the arm of a single run from its config alone. Raises KeyError on an incomplete config.
 
-    A correction weight that is computed only for its metrics (apply=false) does not count as a correction.
+    A weight that is computed only for its metrics (apply=false) does not count as a correction.
     """
     weight = config["correction"]["weight"]
     parts = [f"{weight['level']}-{weight['action']}"] if weight["level"] and weight.get("apply", True) else []
