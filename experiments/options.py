@@ -219,8 +219,7 @@ def recorded() -> dict[str, Used]:
     found: dict[str, Used] = defaultdict(lambda: Used(set(), set()))
     for path in sorted((ROOT / "experiments" / "study").rglob("runs.csv")):
         name = path.parent.relative_to(ROOT / "experiments" / "study")
-        rows = csv.DictReader(path.open())
-        for row in rows if "arm" in (rows.fieldnames or ()) else ():  # an admission of beds has none
+        for row in csv.DictReader(path.open()):
             here = found[f"`study/{name}`"]
             for key, value in re.findall(r"([a-z_]+(?:\.\w+)+)=(\S+)", row["arm"]):
                 _set(key, value, here)

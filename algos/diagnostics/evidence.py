@@ -23,9 +23,9 @@ whose docstrings explain the rest."""
 
 
 def statistics(batch: Batch, tokens: Tensor | None = None) -> Statistics:
-    """All statistics of a batch with logp_old, with the counts `size/tokens`, `size/responses` and `size/prompts`.
+    """All statistics of a batch, with the counts of tokens, responses and prompts. Raises ValueError without logp_old.
 
-    tokens: [B, T] ids, which `collisions` compares. Raises ValueError without logp_old.
+    tokens: [B, T] ids, which `collisions` compares.
     """
     pairs = LogpPairs(batch)
     found = {

@@ -1,5 +1,4 @@
-"""The embedded rollout engine: Llama, Qwen2, Qwen3 or Qwen3-MoE really computed in the named precision, with a static KV
-cache.
+"""The embedded rollout engine: Llama and Qwen models, computed in the named precision with a static KV cache.
 
 Linear layers round as in `linear.py`; a mixture of experts is in `moe.py`. As in vLLM, q/k/v and gate/up are one matrix each,
 so a per-tensor scale spans them. The router, the head, the embedding and the norms stay in the compute dtype.
@@ -174,10 +173,7 @@ class LocalEngine(RolloutEngine):
         return self.resume(prompts, torch.zeros(len(prompts), 0, dtype=torch.int64), everyone, uniforms)
 
     def resume(self, prompts: Tensor, begun: Tensor, going: Tensor, uniforms: Tensor) -> Rollout:
-        """Continue responses by the computation of `generate`.
-
-        A response generated in parts equals, bit for bit, one generated at once with the same weights.
-        """
+        """Continue responses by the computation of `generate`: parts equal a whole response bit for bit, given equal weights."""
         uniforms = uniforms.to(self.device, torch.float64)
         begun, going = begun.to(self.device), going.to(self.device)
         start = begun.shape[1]
@@ -205,17 +201,11 @@ class LocalEngine(RolloutEngine):
         return self._walk(prompts, length, pick)[0]
 
     def score(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> Tensor:
-        """Log-probabilities [B, T] in nats of given tokens, 0 on PAD.
-
-        They have the bits that `generate` gives, computed in the same way.
-        """
+        """Log-probabilities [B, T] in nats of given tokens, 0 on PAD, with the bits that `generate` gives."""
         return self.score_routed(prompts, tokens, replay)[0]
 
     def score_routed(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes | None]:
-        """Return (log-probabilities [B, T] of given tokens in nats, routes taken or None for a dense model).
-
-        replay: recorded routes and sampling masks that replace this engine's own.
-        """
+        """Return (log-probabilities [B, T] of tokens in nats, routes taken or None). replay: records to take instead."""
         tokens = tokens.to(self.device)
         present = tokens != PAD
         ragged = not bool(present.all())
