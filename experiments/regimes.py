@@ -3,7 +3,7 @@
 A regime is a bed (a model with its task, learning rate and loss) and a source of mismatch. Both are options:
 `+regime/bed=dense +regime/source=int8`. A seed counts only if RL can begin from its warm starts: `starts` makes them and adds
 their solve rates to experiments/study/verdict/starts.csv. A bed counts only if its exact control is healthy, which `admit`
-decides before any other run: it trains the controls, and writes runs.csv, table.csv and table.md in the folder `admission`
+decides before any other run: it trains the controls, and writes controls.csv, table.csv and table.md in the folder `admission`
 beside it.
 """
 
@@ -233,7 +233,7 @@ def admit(root: Path = Path("runs")) -> None:
     runs = controls(load(root / SWEEP, SEEDS))
     table = admission(runs)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    runs.to_csv(FOLDER / "runs.csv", index=False)
+    runs.to_csv(FOLDER / "controls.csv", index=False)
     table.to_csv(FOLDER / "table.csv", index=False)
     publish(FOLDER, table.round(3))
 
