@@ -60,10 +60,7 @@ def launch(
 
 
 def relaunch(sweep: Sweep, runs: list[str], code: str | None) -> dict[str, RunState]:
-    """Launch `runs` again, whatever their state, with the settings of the sweep's last launch. Returns their states.
-
-    code: value of hydra.launcher.code, used on Slurm only. Raises UserError if no launch is recorded.
-    """
+    """Launch `runs` again as in the last launch, with other `code` on Slurm. Returns their states. Raises UserError."""
     with sweep.lock.hold():
         try:
             settings = jsonl.load(sweep.home / "launcher.json")
@@ -126,10 +123,7 @@ def wait_for_all(executor: Executor, active: Collection[str], tick: Callable[[],
 
 
 def _enter_missing_ends(sweep: Sweep, look: Look) -> set[str]:
-    """Enter missing ends of runs into the ledger. Returns the runs that are queued or under way.
-
-    An end is missing if the run finished without a launcher, or if its launcher was killed.
-    """
+    """Enter ends that no launcher recorded into the ledger. Returns the runs that are queued or under way."""
     states, live = look
     for run, before in sweep.states().items():
         end = states[run]
@@ -180,10 +174,7 @@ def _check_unchanged(sweep: Sweep, grid: dict[str, Config], states: dict[str, Ru
 
 
 def plan(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> None:
-    """Create a folder with its config for every new run of the grid, and a ledger entry with the name of its arm.
-
-    The name of an arm contains the keys in which runs of the sweep differ, so new runs may rename old arms.
-    """
+    """Create a folder with its config for every new run, and a ledger entry with its arm's name. New runs may rename old arms."""
     new = {run: config for run, config in grid.items() if run not in states}
     for run, config in new.items():
         folder = sweep.folder(run)

@@ -31,10 +31,7 @@ CACHES = {
 
 
 def check_cache(size: Size) -> Table:
-    """Tabulate the difference of vLLM and the local engine under each rounding of the cache.
-
-    The rounding with the smaller difference is vLLM's. A bf16 cache gives the difference without FP8.
-    """
+    """Tabulate the difference of vLLM and the local engine under each rounding of the cache. vLLM's has the smaller one."""
     policy, rows = Policy(size._replace(responses=32)), []
     local = policy.engine("local", "bf16")
     for kv_cache in ("compute", *CACHES):

@@ -1,7 +1,4 @@
-"""The `faultline` command, with one module per subcommand.
-
-Each module imports what it needs when it runs, so `--help` is fast.
-"""
+"""The `faultline` command, with one module per subcommand, which imports what it needs when it runs, so `--help` is fast."""
 
 from __future__ import annotations
 

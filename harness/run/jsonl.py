@@ -58,10 +58,7 @@ def load(path: Path) -> Any:
 
 
 def read(path: Path) -> list[dict[str, Any] | None]:
-    """The JSON object on each line of a file, None for an invalid line. Empty if the file is missing.
-
-    Raises OSError if it cannot be read, and UserError if its content takes too much memory.
-    """
+    """The JSON object on each line of a file, None for an invalid line; empty if missing. Raises OSError or UserError."""
     if not path.exists():
         return []
     with bounded(path):

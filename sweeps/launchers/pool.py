@@ -1,7 +1,7 @@
 """Parallel runs on one machine, each in a process with one thread: for the local launcher, and inside a Slurm job.
 
-The processes are forked from a server that has imported torch, transformers and DeepSpeed, so the start-up is paid once.
-A run that fails leaves the others alone. A run that was cut short resumes from its folder.
+A server that has imported torch and DeepSpeed forks the processes. A run that fails leaves the others alone. A run that was
+cut short resumes from its folder.
 """
 
 from __future__ import annotations

@@ -91,10 +91,7 @@ class SampledGradients:
         return pd.DataFrame(rows)
 
     def paired(self, methods: list[Method], batches: int) -> pd.DataFrame:
-        """Table with a row per method: `Paired.summary`. The first row is the exact sequence weight, the second no correction.
-
-        batches: number of frozen batches from the rollout engine, which all methods share.
-        """
+        """Table with a row per method: `Paired.summary` on `batches` shared ones. It begins with the exact weight and none."""
         progress = Progress(batches * len(methods))
         frozen = self._frozen(batches)
         responses = len(self.prompts) * self.config.rollout.group_size

@@ -36,10 +36,7 @@ class Dump:
         self.rows, self.bad, self.read, self.fills = 0, 0, 0, 0
 
     def batches(self) -> Iterator[DumpedResponses]:
-        """Yield one training batch at a time: the adjacent rows of one step, or without steps one file or row group.
-
-        Raises UserError if no row is valid.
-        """
+        """Yield one training batch at a time: the adjacent rows of a step, else a file or row group. Raises UserError on none."""
         self.rows, self.bad, self.read, self.fills = 0, 0, 0, 0
         pending: list[pa.Table] = []
         for table in self._tables():
@@ -73,8 +70,7 @@ class Dump:
             self.read += path.stat().st_size
 
     def _sound(self, path: Path, table: pa.Table, unreadable: list[Problem], start: int) -> pa.Table:
-        """Return a table with its valid rows only. unreadable: problems that the reader found. start: number of its first row
-        in the file.
+        """Return the valid rows of a table. unreadable: problems of the reader. start: number of its first row in the file.
 
         Raises UserError on an invalid row unless `skip_bad`, and on a missing column.
         """
@@ -152,10 +148,7 @@ def _step(table: pa.Table) -> int | None:
 
 
 def _joined(tables: list[pa.Table]) -> DumpedResponses:
-    """Join the tables of one batch.
-
-    A column that any table lacks is left out, except the mask, without which all tokens count.
-    """
+    """Join the tables of one batch. A column that any table lacks is left out; without a mask all tokens count."""
     shared = set.intersection(*(set(table.column_names) for table in tables)) | {"mask"}
     tables = [table.select([name for name in table.column_names if name in shared]) for table in tables]
     return responses(pa.concat_tables(tables, promote_options="permissive"))
