@@ -8,7 +8,6 @@ EXTRAS = {
     "search": ("optuna",),
     "wandb": ("wandb",),
     "vllm": ("vllm",),
-    "completion": ("shtab",),
     "notebooks": ("jupytext", "nbclient"),
 }
 """Extra -> modules that it installs and that the code imports."""

@@ -55,7 +55,8 @@ def launch(
         active = _enter_missing_ends(sweep, executor.look())
         sweep.write("launcher.json", settings)
         states = sweep.states()
-        todo = [run for run in grid if run not in active and _is_todo(sweep, run, states[run], retry_failed)]
+        todo = [run for run in grid if run not in active and not sweep.finished(run)]
+        todo = [run for run in todo if retry_failed or states[run].state != "failed"]
         return _run(sweep, grid, todo, active, executor)
 
 
@@ -147,10 +148,6 @@ def report(sweep: Sweep, states: dict[str, RunState]) -> None:
         if count := sum(state.state == kind for state in states.values()):
             remedy = "; hydra.launcher.retry_failed=true runs it again" if kind == "failed" else ""
             print(f"{count} {kind} ({ENDS[kind]}{remedy})", file=sys.stderr)
-
-
-def _is_todo(sweep: Sweep, run: str, state: RunState, retry_failed: bool) -> bool:
-    return not sweep.finished(run) and (retry_failed or state.state != "failed")
 
 
 def _check_unchanged(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> None:

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from faultline.cli import (
     branch,
-    completion,
     doctor,
     gradient,
     import_config,
@@ -56,7 +55,6 @@ COMMANDS: dict[str, Command] = {
     "import-config": import_config,
     "memory": memory,
     "doctor": doctor,
-    "completion": completion,
 }
 
 

@@ -250,12 +250,14 @@ class LocalEngine(RolloutEngine):
         node = first.cumsum(0) - 1  # the node at which each of these rows stands
         tokens = torch.full((len(prompts), length), PAD, device=self.device)
         chosen = torch.zeros(len(prompts), length, device=self.device)
-        routes = self._unrouted(len(prompts), width + length - 1)
-        if routes is not None:
+        routes, s = None, self.shape
+        if s.experts:
+            routes = Routes.unrouted(len(prompts), width + length - 1, s.layers, s.per_token, s.experts, self.device)
             routes.put(rows, asked, nodes.routes_of(node))
             routes.ids[:, asked].masked_fill_((prompts == PAD)[..., None, None], no_route(routes.ids.dtype))
-        vocabulary = nodes.logits.shape[-1]
-        recorded = self._unrecorded(len(prompts), length, vocabulary)
+        vocabulary, recorded = nodes.logits.shape[-1], None
+        if self.sampling.record_support:
+            recorded = torch.zeros(len(prompts), length, -(-vocabulary // 8), dtype=torch.uint8, device=self.device)
         for t in range(length):
             logits = nodes.logits / self.sampling.temperature
             logp = (logits if support is not None else self._kept(logits)).log_softmax(-1)
@@ -293,14 +295,6 @@ class LocalEngine(RolloutEngine):
             cache = self._branch(cache, parents, at)
             padding = None if padding is None else padding[parents]
         return _Nodes(*self._forward(tokens[:, None], at, cache, padding, replay), cache, padding)
-
-    def _unrecorded(self, rows: int, length: int, vocabulary: int) -> Tensor | None:
-        shape = (rows, length, -(-vocabulary // 8))
-        return torch.zeros(shape, dtype=torch.uint8, device=self.device) if self.sampling.record_support else None
-
-    def _unrouted(self, rows: int, places: int) -> Routes | None:
-        s = self.shape
-        return Routes.unrouted(rows, places, s.layers, s.per_token, s.experts, self.device) if s.experts else None
 
     def _kept(self, logits: Tensor) -> Tensor:
         """Set logits to −inf outside the top_k most probable tokens, and outside the smallest set of these whose mass reaches

@@ -122,7 +122,8 @@ class RunFolder:
     def state(self) -> str:
         """State of the run, one of STATES; `queued` if it has not started, or if a power failure emptied its status."""
         status = self.path / "status.json"
-        return self.read("status.json")["state"] if status.exists() and not _is_empty(status) else "queued"
+        empty = status.is_file() and not status.stat().st_size
+        return self.read("status.json")["state"] if status.exists() and not empty else "queued"
 
     @property
     def checkpoints(self) -> dict[int, Path]:
@@ -166,7 +167,8 @@ class RunFolder:
             rows = jsonl.read(self.path / name)
         except OSError as error:
             raise Unavailable(f"{self.path / name}: unreadable ({error.strerror})") from None
-        return (row for row in rows if row is not None and _is_step(row.get("step")))
+        stepped = (row for row in rows if row is not None and type(row.get("step")) is int)
+        return (row for row in stepped if 0 <= row["step"] <= LAST_STEP)
 
 
 class ReadOnlyRunFolder(RunFolder):
@@ -184,14 +186,6 @@ class ReadOnlyRunFolder(RunFolder):
 
     def _append(self, name: str, row: dict[str, Any]) -> None:
         pass
-
-
-def _is_empty(path: Path) -> bool:
-    return path.is_file() and not path.stat().st_size
-
-
-def _is_step(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= LAST_STEP
 
 
 def changes(diff: str | None) -> str:

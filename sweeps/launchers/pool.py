@@ -88,12 +88,11 @@ class Pool:
     def settle(self) -> None:
         """Write the ends of finished processes into the ledger."""
         for run, started in list(self.running.items()):
-            if not started.process.is_alive() and not self._outlives_server(run, started):
+            if started.process.is_alive():
+                continue
+            if started.process.exitcode != ORPHANED or not is_claimed(self.sweep.folder(run)):  # else it outlives the server
                 self.running.pop(run, None)
                 self._log_outcome(run, started)
-
-    def _outlives_server(self, run: str, started: _Started) -> bool:
-        return started.process.exitcode == ORPHANED and is_claimed(self.sweep.folder(run))
 
     def _start(self, run: str) -> None:
         folder = self.sweep.folder(run)

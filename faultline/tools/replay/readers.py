@@ -109,7 +109,8 @@ def read_skyrl(path: Path) -> Columns:
     """Read dumped_data/global_step_<n>_training_input.pkl of SkyRL's `trainer.dump_data_batch=true`. Raises UserError."""
     try:
         state = _InertUnpickler(io.BytesIO(path.read_bytes())).load()
-        theirs = {name: _skyrl_array(value) for name, value in state["batch_dict"].items() if _is_array(value)}
+        arrays = {name: value for name, value in state["batch_dict"].items() if isinstance(value, dict)}
+        theirs = {name: _skyrl_array(v) for name, v in arrays.items() if v.get("format", "numpy") in ("numpy", "torch")}
         if "sequences" in theirs and "loss_mask" in theirs:  # prompt and response; the masks are of the response
             theirs["sequences"] = theirs["sequences"][..., -theirs["loss_mask"].shape[-1] :]
         pad = (state.get("metadata") or {}).get("pad_size", 0)
@@ -158,10 +159,9 @@ def tabulated(path: Path, columns: Columns) -> tuple[pa.Table, list[Problem]]:
     The step is the number after `step` in the file's name, else the last number in the name.
     """
     mask, shape = columns["mask"], columns["mask"].shape
-    problems = [
-        Problem(int(row), "mask", f"{mask[row, token]} at token {token} is neither 0 nor 1")
-        for row, token in _first_of_rows(~np.isin(mask, (0, 1)))
-    ]
+    bad = ~np.isin(mask, (0, 1))
+    first = {row: bad[row].argmax() for row in np.flatnonzero(bad.any(1)).tolist()}
+    problems = [Problem(row, "mask", f"{mask[row, at]} at token {at} is neither 0 nor 1") for row, at in first.items()]
     columns = columns | {"mask": mask.astype(bool)}
     numbers = re.findall(r"step[-_]?(\d+)", path.stem) or re.findall(r"\d+", path.stem)
     if numbers:
@@ -170,12 +170,6 @@ def tabulated(path: Path, columns: Columns) -> tuple[pa.Table, list[Problem]]:
         return tabulate(columns), problems
     except (pa.ArrowException, OverflowError) as error:
         raise UserError(f"{path}: {first_line(error)}; docs/dumps.md lists what a column holds") from None
-
-
-def _first_of_rows(bad: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Iterate over (row, position) of the first True in each row that has any."""
-    rows = np.flatnonzero(bad.any(1))
-    yield from zip(rows, bad[rows].argmax(1), strict=True)
 
 
 def _renamed(path: Path, theirs: Columns, names: dict[str, str], whose: str, remedy: str) -> Columns:
@@ -302,10 +296,6 @@ class _InertUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         return (lambda cls, state: state) if name == "_rebuild_tensor_batch" else _Inert
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("format", "numpy") in ("numpy", "torch")
 
 
 def _skyrl_array(value: dict[str, Any]) -> np.ndarray:

@@ -111,8 +111,9 @@ def _files(path: Path) -> list[Path]:
     if not path.exists():
         raise UserError(f"{path}: no such file or folder")
     folder = path / "dumps" if (path / "dumps").is_dir() else path
-    if runs := sorted(path.glob("*/config.json")):
-        raise UserError(f"{path}: a sweep; give one of its runs, as {_with_dumps([run.parent for run in runs])}")
+    if runs := [config.parent for config in sorted(path.glob("*/config.json"))]:
+        one = next((run for run in runs if (run / "dumps").is_dir()), runs[0])
+        raise UserError(f"{path}: a sweep; give one of its runs, as {one}")
     named = (f for f in folder.rglob("*") if f.suffix in SUFFIXES and not f.name.startswith("."))
     dumps = sorted((f for f in named if f.is_file()), key=_natural)
     if (path / "config.json").exists() and folder == path:
@@ -120,10 +121,6 @@ def _files(path: Path) -> list[Path]:
     if not dumps:
         raise UserError(f"{path}: no dump there; give a file ({', '.join(SUFFIXES)}), a folder of them, or a run folder")
     return dumps
-
-
-def _with_dumps(runs: list[Path]) -> Path:
-    return next((run for run in runs if (run / "dumps").is_dir()), runs[0])
 
 
 def _natural(path: Path) -> list[tuple[bool, int | str]]:

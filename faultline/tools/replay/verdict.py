@@ -179,7 +179,8 @@ def judge(
     if not diagnosis.consistent:
         need, reason, proposal = "not asked", MEND_FIRST, None
     elif replayed.fills:
-        need, reason, proposal = "undecided", _fill_reason(replayed), None
+        fills = f"{replayed.fills:,} of {replayed.tokens:,} tokens have a log-probability below {FILL:g}"
+        need, reason, proposal = "undecided", f"{fills}, a mask's fill: set their mask to false.", None
     return Verdict(
         dump=DumpSize(
             name=name,
@@ -320,11 +321,6 @@ def _bound(row: dict) -> Bound:
     c, lower, upper = (_or_none(row[name]) for name in ("C", "lower", "upper"))
     kept, ess = row["tokens kept"], row["ESS"]
     return Bound(family=row["family"], c=c, lower=lower, upper=upper, tokens_kept=kept, ess=ess, verdict=row["verdict"])
-
-
-def _fill_reason(replayed: Replayed) -> str:
-    share = f"{replayed.fills:,} of {replayed.tokens:,} tokens"
-    return f"{share} have a log-probability below {FILL:g}, a mask's fill: set their mask to false."
 
 
 def _limitations(replayed: Replayed, null: Replayed | None, mismatch: Mismatch, advice: Advice) -> list[str]:
