@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 STD_FLOOR = 1e-6
-"""Added to a standard deviation before a division by it, so that a group of equal rewards has advantage 0 and not 0/0. verl
-and SkyRL use 1e-6, TRL 1e-4."""
+"""Added to a standard deviation, so that equal rewards give advantage 0 and not 0/0. verl and SkyRL: 1e-6, TRL: 1e-4."""
 
 
 def advantage(*needs: str) -> Callable:

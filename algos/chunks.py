@@ -21,10 +21,7 @@ CHUNK = 1 << 17
 
 
 def chunks(ratio: Ratio, whole: bool = False) -> Iterator[tuple[Tensor, Ratio]]:
-    """Yield pairs: the row numbers of some responses, and their `Ratio`, cut to the longest of these responses.
-
-    The whole batch is one chunk with `whole`, on any device but a CPU, and if it has at most CHUNK tokens.
-    """
+    """Yield (row numbers, `Ratio` cut to their longest response) of chunks; with `whole` or on a GPU a single chunk."""
     batch, policy = ratio.batch, ratio.policy
     responses, columns = batch.mask.shape
     if whole or batch.mask.device.type != "cpu" or batch.mask.numel() <= CHUNK:

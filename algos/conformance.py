@@ -51,10 +51,7 @@ def check_filter(filter_: Callable, params: dict[str, Any]) -> None:
 
 
 def check_advantage(estimator: Callable, params: dict[str, Any], inputs: dict[str, Tensor]) -> None:
-    """Check a group estimator `(rewards [P, G], **inputs) -> [P, G]`, see `advantages`.
-
-    inputs: the tensors that `estimator.needs` names, for P = 3 prompts of G = 4 responses.
-    """
+    """Check a group estimator `(rewards [P, G], **inputs) -> [P, G]`. inputs: what it `needs`, for P = 3 and G = 4."""
     rewards = torch.tensor([[1.0, 0, 0, 1], [0, 0, 0, 0], [1, 0.5, 2, 0]], dtype=torch.float64)
     needs = getattr(estimator, "needs", ())
     assert set(needs) == set(inputs), f"`needs` says {needs}, given {list(inputs)}"

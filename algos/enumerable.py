@@ -10,10 +10,7 @@ from torch import Tensor
 
 
 class EnumerablePolicy(NamedTuple):
-    """All N = V^T responses of T tokens over V symbols.
-
-    tokens: [N, T]. state: [N, T], the index of the prefix before each token.
-    """
+    """All N = V^T responses: tokens [N, T], and state [N, T], the index of the prefix before each token."""
 
     tokens: Tensor
     state: Tensor

@@ -18,10 +18,7 @@ from algos.ratios import LOG_RATIO_BOUND, bounded_exp, log_ratio
 
 
 def estimator(*, anchored: bool) -> Callable:
-    """Mark a function as a KL estimator. anchored: whether the estimator reads `logp_prox`.
-
-    A run in which nothing reads `logp_prox` may skip the forward pass that computes it.
-    """
+    """Mark a function as a KL estimator. anchored: whether it reads `logp_prox`, which a run otherwise need not compute."""
 
     def mark(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         marked: Any = function
@@ -33,10 +30,7 @@ def estimator(*, anchored: bool) -> Callable:
 
 @estimator(anchored=False)
 def k1(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
-    """KL estimator k1 = −x, x = log π_ref − log π_θ: unbiased in value, of either sign.
-
-    Gradient: ∇log π_θ, of mean 0 under π_θ, so k1 is for a reward and not for a loss.
-    """
+    """KL estimator k1 = −x, x = log π_ref − log π_θ: unbiased in value, of either sign. Gradient: ∇log π_θ, of mean 0."""
     return log_ratio(logp, logp_ref.detach(), mask)
 
 
@@ -48,10 +42,7 @@ def absolute(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | N
 
 @estimator(anchored=False)
 def k2(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
-    """KL estimator k2 = x²/2 ≥ 0, x = log π_ref − log π_θ: biased in value.
-
-    Gradient: −x·∇log π_θ, which is the KL's when tokens come from π_θ.
-    """
+    """KL estimator k2 = x²/2 ≥ 0, x = log π_ref − log π_θ: biased in value. Gradient: −x·∇log π_θ, the KL's if π_θ sampled."""
     return k1(logp, logp_ref, mask).square() / 2
 
 

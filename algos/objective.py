@@ -45,11 +45,7 @@ class Objective(NamedTuple):
         return (self.proximal == "old" and self.anchored) or (self.correction.active and self.correction.ratio == "old")
 
     def select(self, batch: Batch, counted: Tensor) -> Batch:
-        """The mini-batch with `selected` set to the tokens that a loss such as clip_cov treats differently.
-
-        counted: [B, T] bool, the tokens to select from: `Corrected.counted` of the whole mini-batch. The batch is returned
-        unchanged if the loss selects no tokens.
-        """
+        """The mini-batch with `selected` set to the tokens, out of `counted` [B, T], that a loss such as clip_cov selects."""
         select = getattr(self._function, "select", None)
         if select is None:
             return batch

@@ -19,8 +19,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from annotated_types import Ge, Interval
 
 LARGE = 1e9
-"""Largest finite bound that may be given. Ratios are computed up to e²⁰ = 4.9e8, so no value reaches it, and fp32 holds its
-square."""
+"""Largest finite bound that may be given: ratios reach e²⁰ = 4.9e8, and fp32 holds its square."""
 SMALL = 1e-9
 """Smallest number that still makes a difference: ratios are computed down to e⁻²⁰ = 2.1e-9."""
 
@@ -53,8 +52,7 @@ def check(
 ) -> None:
     """Raise ValueError naming `key` and the parameter, unless `plugin(*inputs, **params)` fits its signature and types.
 
-    inputs: names of the positional arguments that the plug-in will be given; None checks none.
-    provided: keyword-only arguments that the plug-in will be given too.
+    inputs: names of the positional arguments, None to check none. provided: keyword-only arguments that the caller adds.
     """
     signature = _signature(plugin)
     if signature is None or not _takes(signature, inputs):
@@ -90,10 +88,7 @@ def types_of(plugin: Callable) -> dict[str, Any]:
 
 
 def accepts(kind: Any, value: Any) -> bool:
-    """Whether a type accepts a value: numbers by their bounds, literals, texts, null, and lists of these.
-
-    A type of any other kind accepts everything but NaN.
-    """
+    """Whether a type accepts a value. Types other than numbers, literals, texts, null and lists accept everything but NaN."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return accepts(inner[0], value) and all(_within(value, sign, bound) for sign, bound in bounds(kind))

@@ -27,10 +27,7 @@ def excess_bound(dtype: torch.dtype) -> float:
 
 
 def log_ratio(logp: Tensor, logp_base: Tensor, mask: Tensor) -> Tensor:
-    """The log ratio l = log π − log μ in nats on response tokens, 0 elsewhere, [B, T].
-
-    The dtype is the wider of the two, at least fp32. Padding is masked, not multiplied by 0, because it may hold NaN.
-    """
+    """The log ratio l = log π − log μ in nats on response tokens, 0 elsewhere, [B, T], in the wider dtype, at least fp32."""
     assert logp.shape == logp_base.shape == mask.shape and mask.dtype == torch.bool and mask.ndim == 2
     dtype = torch.promote_types(torch.promote_types(logp.dtype, logp_base.dtype), torch.float32)
     return torch.where(mask, logp.to(dtype) - logp_base.to(dtype), 0.0)
@@ -39,8 +36,7 @@ def log_ratio(logp: Tensor, logp_base: Tensor, mask: Tensor) -> Tensor:
 class Ratio:
     """The mismatch ratio ρ = π/μ of a batch and quantities derived from it, each computed once, when first read.
 
-    policy: log π of the sampled tokens [B, T] in nats, such as log π_θ; None for π_old, the batch's `logp_old`. Raises ValueError
-    when there is neither.
+    policy: log π [B, T] in nats; None for π_old, the batch's `logp_old`. Raises ValueError when there is neither.
     """
 
     def __init__(self, batch: Batch, policy: Tensor | None = None):
@@ -85,10 +81,7 @@ class Ratio:
 
     @cached_property
     def excess(self) -> Tensor:
-        """The excess ρ − 1, exact where ρ ≈ 1.
-
-        The log ratio l is bounded only so far that Σρ² over LONGEST tokens is finite, at 35.7 nats in fp32.
-        """
+        """The excess ρ − 1, exact where ρ ≈ 1. l is bounded at `excess_bound`, 35.7 nats in fp32, for finite sums."""
         bound = excess_bound(self.l.dtype)
         return torch.expm1(self.l.clamp(-bound, bound))
 
@@ -155,10 +148,7 @@ def ess_share(batch: Batch, policy: Tensor | None = None) -> Tensor:
 
 
 def binary_kl(logp: Tensor, logq: Tensor) -> Tensor:
-    """KL((q, 1 − q) ‖ (p, 1 − p)) of the sampled token against all others, in nats; p = exp(logp), q = exp(logq).
-
-    1 − p comes from expm1, because p is close to 1 on most tokens; 0·log 0 = 0.
-    """
+    """KL((q, 1 − q) ‖ (p, 1 − p)) of the sampled token against all others, in nats; p = exp(logp), q = exp(logq)."""
     rest_p, rest_q = -torch.expm1(logp), -torch.expm1(logq)
     return logq.exp() * (logq - logp) + torch.special.xlogy(rest_q, rest_q) - torch.special.xlogy(rest_q, rest_p)
 

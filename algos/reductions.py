@@ -25,11 +25,7 @@ class Counts(NamedTuple):
 
     @classmethod
     def of(cls, mask: Tensor, prompt: Tensor | None = None) -> Counts:
-        """Count tokens, and sequences with at least one token, in `mask` [B, T].
-
-        With `prompt` [B], the number of the prompt that each row answers, count also the prompts with at least one token and the
-        tokens of each prompt.
-        """
+        """Count tokens of `mask` [B, T] and sequences with a token; with `prompt` [B] also prompts and their tokens."""
         tokens = mask.sum(-1)
         counts = cls(tokens.sum(), (tokens > 0).sum())
         if prompt is None:

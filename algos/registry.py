@@ -20,7 +20,7 @@ def installed() -> EntryPoints:
 
 
 class Registry:
-    """A registry of plug-ins of one kind: built-ins from a table, and entries of the entry-point group `faultline.<kind>`.
+    """A registry of one kind of plug-in: a table of built-ins, and the entry points of the group `faultline.<kind>`.
 
     A name of the form `package.module:attribute` is loaded from there without registration.
     """

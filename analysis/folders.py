@@ -25,10 +25,7 @@ FILES = ("config.json", "metrics.jsonl", "events.jsonl", "status.json", "provena
 
 
 def sources(sweep: Path) -> dict[str, RunSource]:
-    """The sources of the runs in a sweep's folder, by run id. Raises UserError if there is no run.
-
-    Folders without a config are included, so that they are reported as unreadable.
-    """
+    """The sources of the runs in a sweep's folder, by run id, unreadable ones included. Raises UserError if there is no run."""
     begun = {path.parent for name in FILES for path in sweep.glob(f"*/{name}")} - {f.path for f in run_folders(sweep)}
     folders = [*run_folders(sweep), *map(RunFolder, sorted(begun))]
     return {folder.path.name: RunSource(_signature(folder.path), partial(read, folder)) for folder in folders}
@@ -84,10 +81,7 @@ def _events(folder: RunFolder, damage: list[str]) -> list[dict[str, Any]]:
 
 
 def _missing(steps: np.ndarray, first: int, last: int, done: bool) -> list[str]:
-    """Sentences on missing rows of a run that began with step `first` and went on to `last`.
-
-    done: the run has ended, so a row after its last step is expected.
-    """
+    """Sentences on missing rows between the run's first step and its last. done: the run has ended, and its last row is due."""
     end = int(steps[-1]) if len(steps) else first - 1
     problems = []
     if lacking := end + 1 - first - int((steps >= first).sum()):

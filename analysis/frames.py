@@ -59,10 +59,7 @@ def plain(text: str) -> str:
 
 
 def csv(table: pd.DataFrame, index: bool = False) -> str:
-    """A table as comma-separated values that are safe to open in a spreadsheet and to print in a terminal.
-
-    A text or a column's name that begins like a formula gets an apostrophe before it. Control characters are escaped.
-    """
+    """A table as CSV that is safe to open: cells that begin like a formula get an apostrophe, control characters are escaped."""
     safe = table.rename(columns=_inert)
     texts = [place for place, kind in enumerate(safe.dtypes) if not pd.api.types.is_numeric_dtype(kind)]
     for place in texts:

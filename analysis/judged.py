@@ -21,10 +21,7 @@ ANOTHER = {"eval/reward": "eval/rollout_reward", "eval/stderr": "eval/rollout_st
 
 
 def judge(records: dict[str, Record], steps: pd.DataFrame, deployed: str) -> tuple[dict[str, Record], pd.DataFrame]:
-    """Records and rows whose events and column eval/reward are those of the deployed policy.
-
-    Raises UserError on a run that did not record that policy's reward.
-    """
+    """Records and rows with the reward and events of the deployed policy. Raises UserError on a run without its reward."""
     lacking = [run for run, record in records.items() if not _recorded(record.config, deployed)]
     if lacking:
         raise UserError(

@@ -70,10 +70,7 @@ def metric(name: str, unit: bool = False) -> str:
 
 
 def brief(name: str) -> str:
-    """An arm's name with each config key cut to its last part: `upper=2.5` for `correction.weight.upper=2.5`.
-
-    Sentences, captions and legends show this name; tables show whole keys.
-    """
+    """An arm's name for sentences and legends, with each config key cut to its last part: `upper=2.5`."""
     return re.sub(r"(?<!\S)(?:\w+\.)+(?=\w+=)", "", name)
 
 

@@ -62,8 +62,7 @@ DASHES = (
     (0, (1, 2)),
     (0, (8, 2)),
 )
-"""Dashes of lines in matplotlib's notation, so that lines differ on a grey print too: solid, or (offset, lengths of strokes and
-gaps in line widths)."""
+"""Dashes of lines in matplotlib's notation, so that lines differ on a grey print too."""
 
 Dash = str | tuple[int, tuple[float, ...]]
 

@@ -16,10 +16,7 @@ COLOURS = 64
 
 
 def execute(source: Path, sweep: str, out: Path) -> Path:
-    """Execute the notebook `source` on `sweep` in the working folder, write it to the folder `out`, and return its path.
-
-    Raises CellExecutionError with the cell and its traceback when a cell fails.
-    """
+    """Execute the notebook `source` on `sweep`, and write it to the folder `out`. Raises CellExecutionError if a cell fails."""
     import jupytext
     import nbformat
     from nbclient import NotebookClient

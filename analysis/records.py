@@ -67,10 +67,7 @@ def checked(kind: type[Kind], values: Any, origin: str, damage: list[str]) -> Ki
 
 
 def onsets(events: Iterable[Mapping[str, Any]], config: Mapping[str, Any], origin: str, damage: list[str]) -> dict[str, int]:
-    """Detector -> step of onset. A resumed run may record an event twice, which counts once.
-
-    An event of a detector that the run does not have is left out and named in `damage`.
-    """
+    """Detector -> step of onset, each counted once. An event of a detector that the run lacks is named in `damage`."""
     first: dict[str, int] = {}
     for values in events:
         event = checked(Event, values, origin, damage)

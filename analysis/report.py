@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import pandas as pd
-
 from analysis import tables, verdicts
 from analysis.caveats import count
 from analysis.figures import FIGURES
@@ -71,7 +69,9 @@ def report(
             write_file(out, f"figures/{part.name}.png", png(part.figure))
     write_file(out, "report.html", _page(results, answer, figures, sections, out))
     write_file(out, "report.md", _markdown(results, answer, sections))
-    runs = results.runs.drop(columns=["onsets", "calm"]).join(results.measures).assign(**_onsets(results))
+    runs = results.runs.drop(columns=["onsets", "calm"]).join(results.measures)
+    for name in sorted({name for onsets in results.runs.onsets for name in onsets}):
+        runs[f"onset_{name}"] = [onsets.get(name) for onsets in results.runs.onsets]
     write_file(out, "arms.csv", csv(results.outcomes))
     write_file(out, "runs.csv", csv(runs, index=True))
     write_file(out, "evaluations.csv", csv(results.evaluations))
@@ -80,11 +80,6 @@ def report(
         command = " ".join([str(source), *(f"--{name} {value}" for name, value in chosen.items() if value)])
         insert(into, command, section(results, command, answer))
     return out / "report.html"
-
-
-def _onsets(results: Results) -> dict[str, pd.Series]:
-    names = sorted({name for onsets in results.runs.onsets for name in onsets})
-    return {f"onset_{name}": results.runs.onsets.map(lambda onsets, name=name: onsets.get(name)) for name in names}
 
 
 # --- what is shown -------------------------------------------------------------------------------------------------------

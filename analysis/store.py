@@ -57,10 +57,7 @@ def cache(source: str) -> Path:
 
 
 def rows_table(rows: pa.Table, run: str) -> pa.Table:
-    """A run's rows as a table by step; of equal steps the later row counts. Metrics are fp64, missing if not a number.
-
-    Raises UserError on more than MOST metrics.
-    """
+    """A run's rows as a table of fp64 by step; of equal steps the later row counts. Raises UserError beyond MOST metrics."""
     step = rows["step"].to_numpy()
     if len(step) and not (np.diff(step) > 0).all():
         _, last = np.unique(step[::-1], return_index=True)
@@ -100,10 +97,7 @@ def _whole(kind: pa.DataType) -> bool:
 
 
 def collect(sources: dict[str, RunSource], cache: Path) -> tuple[dict[str, Record], pa.Table, dict[str, str]]:
-    """Read all runs: (record by run, rows of all runs, reason by unreadable run).
-
-    Runs whose signature is unchanged come from the file `cache`, which is then written again with the others.
-    """
+    """Read all runs, unchanged ones from the file `cache`: (record by run, rows of all runs, reason by unreadable run)."""
     kept, table = _cached(cache, sources)
     missing = [run for run in sources if run not in kept]
     if not missing:
@@ -124,10 +118,7 @@ def collect(sources: dict[str, RunSource], cache: Path) -> tuple[dict[str, Recor
 
 
 def _read(sources: dict[str, RunSource], runs: list[str]) -> Iterator[tuple[str, Any]]:
-    """Read runs in parallel and yield pairs (run, its record and rows, or a UserError).
-
-    A run for which the other runs left too little memory is read again alone.
-    """
+    """Read runs in parallel, alone if the others left too little memory. Yields (run, record and rows, or UserError)."""
     alone = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # parsing releases the interpreter's lock
         for run, result in zip(runs, pool.map(lambda run: _try(run, sources[run].read), runs), strict=True):

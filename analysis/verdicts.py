@@ -210,10 +210,7 @@ def _control(results: Results) -> str:
 
 
 def _comparisons(table: pd.DataFrame, hopeless: bool) -> list[str]:
-    """Sentences per question and test: the comparisons that are significant after Holm's adjustment, or why none can be.
-
-    hopeless: whether to include questions of which no comparison could be significant.
-    """
+    """Sentences on comparisons that are significant after Holm's adjustment, or why none can be. hopeless: the latter too."""
     sentences = []
     for question, title in QUESTIONS.items():
         for test, what in TESTS.items():

@@ -1,7 +1,4 @@
-"""Reading runs from W&B: from its offline files, with fragments merged, or from a server through wandb.Api.
-
-The records equal those of run folders. No other module of `analysis` imports wandb.
-"""
+"""Reading runs from W&B, offline files or a server, as the folders' records. No other module of `analysis` imports wandb."""
 
 from __future__ import annotations
 
@@ -50,10 +47,7 @@ def offline(root: Path) -> dict[str, RunSource]:
 
 
 def read_offline(run: str, fragments: list[Path]) -> tuple[Record, pa.Table]:
-    """Read one run from its offline files, in the order in which they were begun; of equal steps the later row counts.
-
-    A damaged file is read up to the damage, which is noted in the record.
-    """
+    """Read one run from its offline files, in the order in which they began, each up to any damage, which the record names."""
     from google.protobuf.message import DecodeError
     from wandb.proto.wandb_internal_pb2 import Record as Message  # type: ignore[attr-defined]  # made at import
 

@@ -61,10 +61,7 @@ def _theirs(config: Config) -> Callable[[], None]:
 def grpo(
     net: PreTrainedModel, config: Config, reward: Callable[..., list[float]], tokenizer: Any, prompts: list[str], length: int
 ) -> Callable[[], None]:
-    """Return a function that trains one step of TRL, from prompts to the optimizer.
-
-    TRL's loop waits in a thread for its calls.
-    """
+    """Return a function that trains one step of TRL, from prompts to the optimizer; TRL's loop waits in a thread."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 

@@ -37,11 +37,7 @@ PREFIX = {"moe_advised": "advised band, ", "moe_noise": "selection noise, ", "mo
 
 
 def rewards(results: Results, trained: int) -> pd.DataFrame:
-    """A row per ended run: arm, seed, outcome, onset, reward, best, training_reward, k3.
-
-    reward: the endpoint, the mean of the last LAST held-out evaluations. best: the largest held-out reward. training_reward:
-    the mean reward of the last `trained` RL steps. k3: nats per token.
-    """
+    """A row per ended run: arm, seed, outcome, onset, reward (the endpoint), best, training_reward, k3 in nats per token."""
     ended, steps = results.ended, results.steps.assign(run=results.steps.run.astype(str))
     evaluated = steps[steps["eval/reward"].notna()].groupby("run")["eval/reward"]
     sampled = steps[steps["reward/rollout"].notna()].groupby("run")["reward/rollout"]

@@ -68,10 +68,7 @@ def _written(key: Key) -> str:
 
 
 def comments_of(group: str, option: str) -> Iterator[tuple[str, str]]:
-    """Generate (dotted key, comment) for each commented key in an option's file.
-
-    Parameters of plug-ins have no other description.
-    """
+    """Generate (dotted key, comment) for each commented key in an option's file: what describes a plug-in's parameters."""
     path, above = CONF / group / f"{option}.yaml", [group.replace("/", ".")]
     for line in path.read_text().splitlines() if path.exists() else ():
         if entry := re.match(r"( *)([\w.]+):[^#]*(?:\s# *(.+))?$", line):

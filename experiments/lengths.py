@@ -27,10 +27,7 @@ SHOWN = {
 
 
 def letter(response: str, record: dict[str, Any]) -> float:
-    """Reward a response with the share of its letters that are an e; 0 without a letter. It is the verifier of the task.
-
-    Every token changes this reward, at any length.
-    """
+    """Reward a response with the share of its letters that are an e, which every token changes; 0 without a letter."""
     letters = [character for character in response.lower() if character.isalpha()]
     return letters.count("e") / len(letters) if letters else 0.0
 

@@ -69,7 +69,6 @@ PLUGINS = {
     "overlong.*": "harness/train/options/overlong.py",
     "rollout.partial_tokens": "harness/train/options/partial.py",
     "rollout.replay_sampling_mask": "harness/train/options/sampling_masks.py",
-    "tracking.tensorboard": "harness/run/tensorboard.py",
 }
 """Pattern of keys -> the file of the plug-in that reads them."""
 NONE = "**nothing yet**"

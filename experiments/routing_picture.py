@@ -87,10 +87,7 @@ def engine_of(shape, numbers: PrecisionConfig, net) -> LocalEngine:
 
 
 def compare(policy: LocalEngine, engine: LocalEngine, prompts: Tensor, uniforms: Tensor) -> Measured:
-    """Measure the mismatch of an engine: it samples, and the policy scores.
-
-    Both compute the same tree of tokens in the same order.
-    """
+    """Measure the mismatch of an engine: it samples, and the policy scores by the same tree of tokens."""
     rollout: Rollout = engine.generate(prompts, uniforms)
     mask = torch.ones_like(rollout.tokens, dtype=torch.bool)
     (own, routes), ours = recorded(policy, prompts, rollout.tokens)
@@ -103,9 +100,7 @@ def compare(policy: LocalEngine, engine: LocalEngine, prompts: Tensor, uniforms:
 
 
 def recorded(engine: LocalEngine, prompts: Tensor, tokens: Tensor) -> tuple[tuple[Tensor, Routes], list[Tensor]]:
-    """Return (log-probabilities and routes of these tokens by an engine, the routers' probabilities [N, experts] in each
-    layer).
-    """
+    """Return (log-probabilities and routes of tokens by an engine, the routers' probabilities [N, experts] in each layer)."""
     asked: list[list[Tensor]] = [[] for _ in engine.layers]
 
     def listening(mixture: Mixture, layer: int):

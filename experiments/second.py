@@ -216,9 +216,7 @@ def shares(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def unchanged(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per correction of the exact control: number of runs, and largest difference from the reward of the uncorrected
-    control.
-    """
+    """A row per correction of the exact control: number of runs, and largest difference from the uncorrected reward."""
     exact = runs[(runs.precision == "fp32") & (runs.noise == 0) & (runs.setting == "base")]
     control = exact[exact.correction == "none"].set_index(["policy", "seed"]).reward
     rows = []

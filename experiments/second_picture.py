@@ -86,10 +86,7 @@ def _long(curves: pd.DataFrame) -> Figure:
 
 
 def persistence(curves: pd.DataFrame) -> Figure:
-    """The figure of the trained policy's held-out reward without an error, with fresh and with fixed noise, from long.csv.
-
-    The cost of an arm is the control's endpoint less the arm's: the mean over seeds of the last LAST evaluations.
-    """
+    """The figure of the trained policy's held-out reward without an error, with fresh and with fixed noise, from long.csv."""
     figure, axis = plt.subplots(figsize=(8, 4), layout="constrained")
     end = {}
     for (noise, persistence), colour in LONG.items():

@@ -19,9 +19,7 @@ from harness.boundary import command
 from harness.errors import UserError
 
 TRAINED = 10
-"""Number of RL steps, at the end of a run, whose mean reward on training prompts is shown beside the endpoint.
-
-Medians over the first and the last steps of a run are also over this number of steps."""
+"""Number of last RL steps whose mean training reward is shown, and of first and last steps whose medians are."""
 WITHIN = 0.1
 """Margin of the hypotheses H11 and H12, in held-out reward."""
 BF16, FP8 = "bf16 ppo", "fp8_channel ppo"

@@ -30,10 +30,7 @@ def _compose_and_run(composed: DictConfig) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the command.
-
-    Raises SystemExit with 2 for refused arguments, 130 after Ctrl-C, and otherwise the run's own exit code.
-    """
+    """Run the command. Raises SystemExit: 2 for refused arguments, 130 after Ctrl-C, otherwise the run's own exit code."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # parallelism comes from runs
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # so that Hydra raises its errors and does not print them
     # The deepspeed launcher adds --local_rank, which its environment variables also give.

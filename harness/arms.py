@@ -40,10 +40,9 @@ class Arm(NamedTuple):
 
 
 def arm(config: Mapping[str, Any]) -> Arm:
-    """Return the arm of a single run from its config alone: precision, loss and correction. Raises KeyError on an incomplete
-    config.
+    """Return the arm of a single run from its config alone. Raises KeyError on an incomplete config.
 
-    A correction weight that is computed only for its metrics (apply=false) does not count as a correction.
+    A weight that is computed only for its metrics (apply=false) does not count as a correction.
     """
     weight = config["correction"]["weight"]
     parts = [f"{weight['level']}-{weight['action']}"] if weight["level"] and weight.get("apply", True) else []
@@ -61,17 +60,12 @@ def arms(configs: Mapping[str, Mapping[str, Any]], but: Collection[str] = ()) ->
     run differed in them.
     """
     named = {run: {name: part for name, part in config.items() if name not in UNNAMED} for run, config in configs.items()}
-    if all(_follows_the_seed(config) for config in configs.values()):  # then a warm start is a part of the replicate
+    warm = [(config.get("warmstart"), config.get("seed")) for config in configs.values()]
+    if all(start is not None and start["seed"] == seed for start, seed in warm):  # then a warm start is a part of the replicate
         but = (*but, "warmstart.seed")
     texts = {run: json.dumps(config) for run, config in named.items()}
     names = _names({texts[run]: config for run, config in named.items()}, but)
     return {run: names[text] for run, text in texts.items()}
-
-
-def _follows_the_seed(config: Mapping[str, Any]) -> bool:
-    """Whether each seed of a run has a warm start of its own."""
-    warm = config.get("warmstart")
-    return warm is not None and warm["seed"] == config["seed"]
 
 
 def _names(configs: Mapping[str, Mapping[str, Any]], but: Collection[str]) -> dict[str, Arm]:

@@ -47,7 +47,7 @@ def command(interrupted: str = "interrupted", given: str = "") -> Iterator[None]
 
 
 def _unread() -> bool:
-    """Whether standard output is a pipe that nobody reads any more, as in `faultline completion bash | head`."""
+    """Whether standard output is a pipe that nobody reads any more, as in `faultline --help | head`."""
     with suppress(OSError, ValueError):  # it may be no file
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)

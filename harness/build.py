@@ -22,8 +22,7 @@ from harness.rollouts.local import LocalEngine
 from harness.tasks import TASKS, Task, stops
 
 BY_TOKEN = {"mask", "values"}
-"""Inputs that mark an advantage estimator by token, which maps rewards [B, T] to advantages [B, T]. values: V of a critic, [B,
-T]."""
+"""Inputs of an advantage estimator by token, which maps rewards [B, T] to advantages [B, T]. values: V of a critic, [B, T]."""
 
 PROVIDED = {"lengths", "greedy"} | BY_TOKEN
 """Inputs that a run can give an advantage estimator, besides the rewards."""
@@ -47,10 +46,7 @@ class Plan(NamedTuple):
 
 
 def build_objective(config: Config) -> Objective:
-    """Build a config's objective: loss x correction x proximal x reduction.
-
-    Raises UserError on a plug-in without its decorator.
-    """
+    """Build a config's objective: loss x correction x proximal x reduction. Raises UserError on an unmarked plug-in."""
     anchored = "whether it is anchored; decorate it with @loss(anchored=…)"
     _check_marked(LOSSES, "loss.name", config.loss.name, "anchored", anchored)
     loss, kl = bind(LOSSES[config.loss.name], "loss", config.loss.params), None
@@ -63,10 +59,7 @@ def build_objective(config: Config) -> Objective:
 
 
 def build_advantage(config: Config) -> functools.partial:
-    """Bind the parameters of a config's advantage estimator.
-
-    Raises UserError if the estimator needs an input that a run does not have, or does not declare its inputs.
-    """
+    """Bind the parameters of a config's advantage estimator. Raises UserError on inputs that a run does not have."""
     needs = "what it needs; decorate it with @advantage()"
     _check_marked(ADVANTAGES, "advantage.name", config.advantage.name, "needs", needs)
     estimator = ADVANTAGES[config.advantage.name]
@@ -101,10 +94,7 @@ def has_critic(config: Config) -> bool:
 
 
 def build_engine(config: Config, shape: PretrainedConfig, task: Task) -> functools.partial:
-    """Bind the parameters that the config gives the rollout engine. Calling the result builds the engine.
-
-    Raises UserError if the name is not that of an engine class.
-    """
+    """Bind the config's parameters to the rollout engine class. Raises UserError if the name is not that of an engine."""
     r, named = config.rollout, config.rollout.engine
     engine = ENGINES[named.name]
     if not (inspect.isclass(engine) and issubclass(engine, RolloutEngine)):
@@ -147,10 +137,7 @@ def build_detectors(config: Config) -> dict[str, functools.partial]:
 def bind(
     plugin: Callable, key: str, params: dict, *, inputs: Sequence[str] | None = None, provided: Sequence[str] = ()
 ) -> functools.partial:
-    """Bind `params` to keyword-only parameters of `plugin`; a run passes `inputs` and those in `provided` later.
-
-    Raises UserError if `algos.parameters.check` refuses them.
-    """
+    """Bind `params` to keyword-only parameters of `plugin`, which a run calls with `inputs`. Raises UserError on wrong ones."""
     try:
         check(key, plugin, params, inputs=inputs, provided=provided)
     except ValueError as error:
@@ -178,10 +165,7 @@ def own_precision(config: Config) -> PrecisionConfig:
 
 
 def samples_as_trainer(config: Config) -> bool:
-    """Whether a rollout has the bits of the trainer's own policy.
-
-    It has if the embedded engine samples in the actor's precision, with the weights of the step and nothing else changed.
-    """
+    """Whether rollouts equal the trainer's policy bit for bit: same precision, same weights, embedded engine, no noise."""
     r, own = config.rollout, own_precision(config)
     same = r.precision.model_copy(update={"name": own.name}) == own and (r.staleness, r.partial_tokens) == (0, None)
     whole = (r.kv_cache, r.top_p, r.top_k) == ("compute", 1.0, 0)

@@ -26,9 +26,7 @@ def compose(*overrides: str) -> dict[str, Any]:
 
 
 def check_files(folder: str | None) -> None:
-    """Raise UserError for a YAML file below --config-dir that Hydra cannot read, or would never finish reading, such as a
-    pipe.
-    """
+    """Raise UserError for a YAML file below --config-dir that Hydra cannot read, or that is no regular file."""
     for file in sorted(Path(folder).rglob("*.yaml")) if folder else ():
         read_yaml(file)
 

@@ -41,10 +41,7 @@ def plain(composed: DictConfig) -> dict[str, Any]:
 
 
 class Composer:
-    """Composer of run configs for one multirun. config: Hydra's own config of the multirun.
-
-    Each choice of group options is composed once, in about 0.2 seconds. Further runs with that choice take milliseconds.
-    """
+    """Composer of run configs for one multirun. Each choice of group options is composed once, in about 0.2 seconds."""
 
     def __init__(self, loader: ConfigLoader, config: DictConfig):
         assert isinstance(loader, ConfigLoaderImpl)
@@ -54,10 +51,7 @@ class Composer:
         self.chosen: dict[tuple[str, ...], bytes] = {}
 
     def __call__(self, overrides: Sequence[str]) -> dict[str, Any]:
-        """Compose the resolved config of one run, without the node `hydra`. Raises errors that `harness.boundary` explains.
-
-        Values are applied in their order after all groups are composed, then interpolations are resolved, as in Hydra.
-        """
+        """Compose the resolved config of one run. Raises errors that `harness.boundary` explains."""
         parsed = [self._parse(override) for override in overrides]
         groups = tuple(text for text, (_, is_group) in zip(overrides, parsed, strict=True) if is_group)
         if groups not in self.chosen:
@@ -109,9 +103,7 @@ def refusal(error: Exception) -> str:
 
 
 def check_choices(overrides: Iterable[Override]) -> None:
-    """Raise UserError if an override chooses an option by something other than a name, because Hydra's own error omits the
-    key.
-    """
+    """Raise UserError if an override chooses an option by something other than a name: Hydra's own error omits the key."""
     for override in overrides:
         options, value = _option_names(override.key_or_group), override.value()
         if not override.key_or_group:
@@ -147,7 +139,7 @@ def _options_with(key: str) -> list[str]:
 
 
 def _plugged(option: str) -> str | None:
-    """Advice for choosing a registered plug-in that has no config file, if `option` (group/name) is one."""
+    """Advice for choosing the registered plug-in `option` (group/name), which has no config file; "" for any other option."""
     group, _, name = option.rpartition("/")
     forms = {
         "loss": (LOSSES, f"loss=pg loss.name={name} and +loss.KEY=VALUE for each parameter"),

@@ -1,8 +1,4 @@
-"""Path of the config files, `experiments/conf`. No other module of algos or harness names a folder of `experiments`.
-
-`harness` composes configs and `faultline` reads single options, both from YAML files of a package above `harness`. So this
-module names the folder by its path, and imports nothing from it.
-"""
+"""Path of the config files, `experiments/conf`: the one place where algos or harness name a folder of `experiments`."""
 
 from __future__ import annotations
 

@@ -29,10 +29,7 @@ class RunFacts(NamedTuple):
     baseline: float | None = None
 
     def lag(self, version: Tensor, mask: Tensor) -> Tensor | None:
-        """Number of versions by which each token's weights are known to be behind; None if no token's are known to be.
-
-        version: version of the weights that sampled each token of a batch. mask: its response tokens. Shapes are equal.
-        """
+        """How many versions each token's weights are known to be behind, [B, T] as `version` and `mask`; None if unknown."""
         if not mask.any():
             return None
         lag = version[mask].max() - version + self.behind

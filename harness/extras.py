@@ -5,20 +5,18 @@ from __future__ import annotations
 EXTRAS = {
     "train": ("deepspeed", "hydra", "math_verify", "omegaconf", "safetensors", "transformers"),
     "sweep": ("submitit",),
-    "search": ("optuna", "optuna_dashboard"),
+    "search": ("optuna",),
     "wandb": ("wandb",),
-    "tensorboard": ("tensorboard",),
     "vllm": ("vllm",),
-    "completion": ("shtab",),
     "notebooks": ("jupytext", "nbclient"),
 }
 """Extra -> modules that it installs and that the code imports."""
 
 
 def absence(error: ModuleNotFoundError) -> str | None:
-    """One line that names the missing package and the command to install it; None if the module belongs to no extra.
+    """One line with the command that installs a missing package; None if it belongs to no extra.
 
-    The command installs from a checkout, because the name `faultline` on the package index belongs to another project.
+    The command installs from a checkout: `faultline` on the package index is another project.
     """
     module = (error.name or "").partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)

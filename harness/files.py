@@ -61,9 +61,8 @@ def refuse_links(folder: Path, name: str) -> None:
 def replacing(folder: Path, name: str) -> Iterator[Path]:
     """Context manager that gives a temporary path to write to. It becomes the file `name` of `folder` when the body ends.
 
-    A reader or a crash sees the old file or the new. A link at the name is replaced, not followed. Folders inside `name` are
-    created, `folder` itself is not. Raises UserError if one of them is a link, and OSError if the write fails. The temporary
-    file is then removed.
+    A crash leaves the old file or the new. A link at the name is replaced, not followed. Folders inside `name` are created.
+    Raises UserError if one of them is a link, and OSError if the write fails.
     """
     refuse_links(folder, name)
     target = folder / name
@@ -80,10 +79,7 @@ def replacing(folder: Path, name: str) -> Iterator[Path]:
 
 
 def write_file(folder: Path, name: str, content: str | bytes, *, durable: bool = False) -> None:
-    """Write the file `name` of `folder` atomically, replacing a link instead of following it. Text is encoded as UTF-8.
-
-    durable: return once a power failure cannot undo it. The content is on the disk before it has its name, and then the name.
-    """
+    """Write the file `name` of `folder` atomically, as UTF-8, replacing a link. durable: flush it to disk before returning."""
     with replacing(folder, name) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
         if durable:

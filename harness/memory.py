@@ -52,10 +52,7 @@ class Part(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Memory of a run on one rank. gpu: parts of its GPU memory. host: bytes in host memory, by name.
-
-    disk: bytes of a checkpoint.
-    """
+    """Memory of a run on one rank, in bytes. gpu: parts of its GPU memory. host: host memory, by name. disk: of a checkpoint."""
 
     gpu: list[Part]
     host: dict[str, float]
@@ -105,8 +102,7 @@ class Load(NamedTuple):
 
 
 def memory(config: Config, ranks: int, device: str = "cuda") -> Memory:
-    """Compute the memory of a run on `ranks` ranks. device: "cuda" or "cpu" for the actor, which decides the size of a chunk
-    of logits.
+    """Memory of a run on `ranks` ranks. device: the actor's, "cuda" or "cpu", which decides the size of a chunk of logits.
 
     Raises UserError on a model whose sizes are not available locally, or for which the equations do not hold.
     """

@@ -41,10 +41,7 @@ def synchronize() -> None:
 
 
 def policy_config(model: ModelConfig | MixtureConfig | HubConfig, task: Task) -> PretrainedConfig:
-    """The transformers config of the policy. A model with random weights takes vocabulary size and context length from the task.
-
-    Raises UserError if a model with random weights is given a task that defines no tokens.
-    """
+    """The transformers config of the policy. Raises UserError if it has random weights and the task defines no tokens."""
     if isinstance(model, HubConfig):
         return hub_config(model)
     if not isinstance(task, TokenTask):
@@ -94,10 +91,7 @@ def hub_config(model: HubConfig) -> PretrainedConfig:
 
 
 def hub_model(model: HubConfig) -> PreTrainedModel:
-    """Load a pretrained model in fp32, from safetensors only, so that no code of a checkpoint is executed.
-
-    Raises UserError if it cannot be loaded.
-    """
+    """Load a pretrained model in fp32 from safetensors, which execute no code. Raises UserError if it cannot be loaded."""
     with _explained(model):
         return AutoModelForCausalLM.from_pretrained(
             model.path, dtype=torch.float32, attn_implementation="sdpa", use_safetensors=True, trust_remote_code=False

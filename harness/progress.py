@@ -9,8 +9,7 @@ import time
 class Progress:
     """Progress of a command in `whole` parts, printed every few seconds with the time left.
 
-    Timing starts after the first part, which may be slower. A command that takes less than EVERY seconds after it prints
-    nothing.
+    Timing starts after the first part, which may be slower. A command that then ends within EVERY seconds prints nothing.
     """
 
     EVERY = 5.0

@@ -1,7 +1,6 @@
 """Bound on the memory that reading takes: a small file that expands to much is refused before it fills the machine.
 
-Linux's limit of private memory (RLIMIT_DATA) refuses an allocation before any of it is used. On other systems nothing is
-bounded.
+The bound is Linux's limit of private memory (RLIMIT_DATA). Other systems have none.
 """
 
 from __future__ import annotations
@@ -36,11 +35,7 @@ def room() -> int:
 
 @contextmanager
 def bounded(source: Path | str) -> Iterator[None]:
-    """Context manager in whose body this process may allocate `room()` more bytes. Raises TooLarge naming `source` beyond
-    that.
-
-    A nested body has the bound of the outer one. Threads share one bound.
-    """
+    """Allow the body `room()` more bytes of memory, and raise TooLarge naming `source` beyond that. Threads share one bound."""
     try:
         with _limited():
             yield

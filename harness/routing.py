@@ -38,10 +38,7 @@ all experts, so the router learns."""
 
 
 def check_routing(config: Config, experts: int, reported: ReportedRoutes) -> None:
-    """Raise UserError if routing replay is useless or impossible. experts: number per layer.
-
-    reported: routes that the engine reports.
-    """
+    """Raise UserError if routing replay is useless or impossible. experts: number per layer. reported: the engine's routes."""
     name, actor = config.routing.replay, config.actor
     replay, key = REPLAYS[name], f"routing.replay={name}"
     if replay.source is None:

@@ -10,11 +10,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Context manager in whose body garbage collection is off. Objects that exist at its end are exempt from later
-    collections.
+    """Turn garbage collection off in the body, and exempt the objects that exist at its end from later collections.
 
-    Importing torch and transformers makes a million objects that live as long as the process. Collections that visit them take
-    a sixth of the import time. Unvisited objects also stay in memory pages that forked processes share: see `gc.freeze`.
+    Importing torch and transformers makes a million lasting objects. Visiting them takes a sixth of the import time, and would
+    copy the memory pages that forked processes share (`gc.freeze`).
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -42,9 +42,8 @@ Tasks = dict[str, tuple[Task, PretrainedConfig]]
 def check(config: Config, tasks: Tasks | None = None) -> Plan:
     """Refuse a config that no run could use, before anything is launched. Returns the plan that was built for the checks.
 
-    tasks: tasks built so far, to which this config's is added. A grid passes one dictionary, so that equal data is tokenised
-    once. Raises UserError naming the key. A plug-in that exists but fails to load raises RegistryError, so that its own
-    traceback is shown.
+    tasks: tasks built so far, shared by the configs of a grid, so that equal data is tokenised once. Raises UserError naming
+    the key, or RegistryError with the traceback of a plug-in that fails to load.
     """
     try:
         return _checked(config, {} if tasks is None else tasks)
@@ -110,10 +109,7 @@ def _check_scoring(config: Config, objective: Objective) -> None:
 
 
 def _built(config: Config, tasks: Tasks) -> tuple[Task, PretrainedConfig]:
-    """Return a config's task and the transformers config of its policy, from `tasks` or newly built.
-
-    Raises UserError on data that cannot be used.
-    """
+    """Return a config's task and its policy's transformers config, from `tasks` or new. Raises UserError on unusable data."""
     sections = config.model_dump_json(include={"task", "model"})
     if sections not in tasks:
         task = build_task(config)
@@ -142,10 +138,7 @@ def _check_held_out(config: Config, most: int) -> None:
 
 
 def _check_sampling_mask(config: Config, refusal: str | None, vocabulary: int) -> None:
-    """Raise UserError if replayed sampling masks have no effect, or cannot be recorded.
-
-    refusal: why the engine cannot record any; None if it can.
-    """
+    """Raise UserError if replayed sampling masks have no effect, or the engine cannot record them (`refusal` says why)."""
     rollout = config.rollout
     if not rollout.replay_sampling_mask:
         return
@@ -194,7 +187,7 @@ def _check_overlong(config: Config, can_end: bool, answer_length: int) -> None:
 
 
 def _check_environment(config: Config) -> None:
-    """Raise UserError on settings that do not work with responses of several turns, each of which is a request to the engine."""
+    """Raise UserError on settings that do not work with several turns, each of which is a request to the engine."""
     name, parallel = config.task.name, config.rollout.engine.params.get("tensor_parallel", 1)
     if config.overlong.buffer is not None:
         raise UserError(
@@ -225,9 +218,7 @@ def _check_cast(precision: PrecisionConfig, shape: PretrainedConfig) -> None:
 
 
 def _check_compile(shape: PretrainedConfig) -> None:
-    """Raise UserError unless torch.compile can run on this machine, and the model has no routers, whose hooks it would compile
-    away.
-    """
+    """Raise UserError unless this machine has torch.compile, and the model no routers, whose hooks it would compile away."""
     if expert_count(shape):
         raise UserError("actor.compile=true: routes of a mixture of experts are recorded between its operations; set false")
     compiler = os.environ.get("CXX", "g++")

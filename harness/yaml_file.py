@@ -12,8 +12,7 @@ import yaml
 from harness.errors import UserError, first_line
 
 LARGEST_FILE = 2**20
-"""Maximum size of a file in bytes. The largest config of a known framework has a tenth of it. Parsing takes ten seconds per
-megabyte."""
+"""Maximum size of a file in bytes, ten times the largest config of a known framework. Parsing takes 10 s per megabyte."""
 LARGEST_CONTENT = 100_000
 """Maximum number of values after resolving aliases. Nine aliases of nine aliases, nested nine times, give 400 million."""
 
@@ -85,10 +84,7 @@ def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
 
 
 def _plain(path: Path, content: Any) -> Any:
-    """Return `content` if it consists of lists, dictionaries, texts and numbers. Raises UserError otherwise.
-
-    JSON writes a character beyond 16 bits as a pair of escapes, which YAML reads as two halves of a character.
-    """
+    """Return `content` if it consists of lists, dictionaries, texts and numbers. Raises UserError otherwise."""
     if isinstance(content, str):
         try:
             return content.encode("utf-16", "surrogatepass").decode("utf-16")

@@ -1,7 +1,4 @@
-"""`faultline branch`: continue from a checkpoint of a run under other settings, and compare survival.
-
-Errors in the command are found before torch is imported.
-"""
+"""`faultline branch`: continue from a run's checkpoint under other settings, and compare. Errors come before importing torch."""
 
 from __future__ import annotations
 
@@ -62,10 +59,7 @@ def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: boo
 
 
 def _seeded(checkpoint: Checkpoint, arm: str, seeds: int, sweep: str) -> list[Config]:
-    """The configs of one arm of a branch, one for each seed. Raises UserError if the checkpoint cannot take an override.
-
-    arm: overrides, separated by spaces; "" for the unchanged arm.
-    """
+    """The configs of an arm, one per seed. arm: overrides, separated by spaces. Raises UserError on one that cannot be taken."""
     _check_overrides(arm)
     changed, configs = overridden(checkpoint.config, arm.split()), []
     for seed in range(seeds):

@@ -52,10 +52,7 @@ def status(path: Path) -> None:
 
 
 def logs(path: Path, runs: list[str], n: int) -> None:
-    """Print the last `n` log lines of each run in `runs`, or of all failed or stopped runs if `runs` is empty.
-
-    If a run has no log, the output of its Slurm job is shown.
-    """
+    """Print the last `n` log lines, else the job's output, of each run in `runs`; if empty, of all failed or stopped runs."""
     sweep = open_sweep(path)
     shown = select_runs(sweep, runs, current_states(sweep))
     if not shown:
@@ -67,10 +64,7 @@ def logs(path: Path, runs: list[str], n: int) -> None:
 
 
 def cancel(path: Path) -> None:
-    """Cancel the jobs of the sweep, or stop its local launcher; each run saves a checkpoint.
-
-    The controller of a search is stopped first, since it resubmits cancelled runs.
-    """
+    """Cancel the jobs of the sweep, or stop its launcher; each run saves a checkpoint. A search's controller is stopped first."""
     sweep = open_sweep(path)
     search = (sweep.home / "search-spec.json").exists()
     _launcher_here(sweep, search)
@@ -130,10 +124,7 @@ def current_states(sweep: Sweep) -> dict[str, RunState]:
 
 
 def select_runs(sweep: Sweep, beginnings: list[str], states: dict[str, RunState]) -> dict[str, RunState]:
-    """The runs whose hashes start with one of `beginnings`, or all failed or stopped runs if it is empty.
-
-    Raises UserError unless each beginning fits exactly one run.
-    """
+    """The runs whose hashes start with one of `beginnings`, each of which must fit one run; if empty, failed or stopped ones."""
     if not beginnings:
         return {run: state for run, state in states.items() if state.state in TROUBLE}
     selected = {}

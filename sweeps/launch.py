@@ -55,15 +55,13 @@ def launch(
         active = enter_missing_ends(sweep, executor.look())
         sweep.write("launcher.json", settings)
         states = sweep.states()
-        todo = [run for run in grid if run not in active and _is_todo(sweep, run, states[run], retry_failed)]
+        todo = [run for run in grid if run not in active and not sweep.finished(run)]
+        todo = [run for run in todo if retry_failed or states[run].state != "failed"]
         return _run(sweep, grid, todo, active, executor)
 
 
 def relaunch(sweep: Sweep, runs: list[str], code: str | None) -> dict[str, RunState]:
-    """Launch `runs` again, whatever their state, with the settings of the sweep's last launch. Returns their states.
-
-    code: value of hydra.launcher.code, used on Slurm only. Raises UserError if no launch is recorded.
-    """
+    """Launch `runs` again as in the last launch, with other `code` on Slurm. Returns their states. Raises UserError."""
     with sweep.lock.hold():
         try:
             settings = jsonl.load(sweep.home / "launcher.json")
@@ -126,10 +124,7 @@ def wait_for_all(executor: Executor, active: Collection[str], tick: Callable[[],
 
 
 def enter_missing_ends(sweep: Sweep, look: Look) -> set[str]:
-    """Enter missing ends of runs into the ledger. Returns the runs that are queued or under way.
-
-    An end is missing if the run finished without a launcher, or if its launcher was killed.
-    """
+    """Enter ends that no launcher recorded into the ledger. Returns the runs that are queued or under way."""
     states, live = look
     for run, before in sweep.states().items():
         end = states[run]
@@ -155,10 +150,6 @@ def report(sweep: Sweep, states: dict[str, RunState]) -> None:
             print(f"{count} {kind} ({ENDS[kind]}{remedy})", file=sys.stderr)
 
 
-def _is_todo(sweep: Sweep, run: str, state: RunState, retry_failed: bool) -> bool:
-    return not sweep.finished(run) and (retry_failed or state.state != "failed")
-
-
 def _check_unchanged(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> None:
     """Raise UserError if the grid has runs that an existing sweep lacks, as after an edit of a config file."""
     new = [config for run, config in grid.items() if run not in states]
@@ -180,10 +171,7 @@ def _check_unchanged(sweep: Sweep, grid: dict[str, Config], states: dict[str, Ru
 
 
 def plan(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> None:
-    """Create a folder with its config for every new run of the grid, and a ledger entry with the name of its arm.
-
-    The name of an arm contains the keys in which runs of the sweep differ, so new runs may rename old arms.
-    """
+    """Create a folder with its config for every new run, and a ledger entry with its arm's name. New runs may rename old arms."""
     new = {run: config for run, config in grid.items() if run not in states}
     for run, config in new.items():
         folder = sweep.folder(run)

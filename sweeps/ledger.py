@@ -46,10 +46,7 @@ class Sweep:
         return RunFolder(self.path / run)
 
     def config(self, run: str) -> Config:
-        """The config of a run, from its folder. Its paths are made absolute, so they are valid in any working directory.
-
-        Raises UserError if the file is missing, damaged, or of a version of the code with other keys.
-        """
+        """The config of a run, with absolute paths. Raises UserError if it is missing, damaged, or of another version."""
         values = self.folder(run).read("config.json")
         try:
             config = parse_recorded(values)
@@ -82,10 +79,7 @@ class Sweep:
             jsonl.append(self.home / "ledger.jsonl", ({"event": event, "run": run, "time": now, **more} for run in runs))
 
     def events(self) -> list[dict[str, Any]]:
-        """All events of the ledger, oldest first. Damaged lines are left out and collected in `damaged`.
-
-        Raises Unavailable if the file cannot be read.
-        """
+        """All events of the ledger, oldest first; damaged lines go to `damaged`. Raises Unavailable if it cannot be read."""
         path = self.home / "ledger.jsonl"
         try:
             lines = jsonl.read(path)
@@ -130,10 +124,7 @@ class Sweep:
         return RunState(arms()[run], config.seed, config.steps)
 
     def state_from_folder(self, run: str, state: RunState, error: str) -> RunState:
-        """The state of a run whose process is gone without an `ended` event.
-
-        It is the state in the run's folder if that is a final one, else `interrupted` with the given error.
-        """
+        """The state of a run without a process or an `ended` event: its folder's final one, else `interrupted` with the error."""
         try:
             status = self.folder(run).read("status.json")
         except UserError:

@@ -38,8 +38,8 @@ class Launcher(NamedTuple):
 class LauncherLock:
     """Lock of a sweep. `home`/lock names the launcher that holds it. `home`/cancelled records the user's last cancellation.
 
-    The system clock does not order cancellations, since it may be set back. On one machine the time since boot orders them.
-    A cancellation from another machine only counts if it came after this object was created.
+    Time since boot orders cancellations on one machine, as the clock may be set back. One from elsewhere counts if later than
+    this object.
     """
 
     def __init__(self, home: Path):

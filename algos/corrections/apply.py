@@ -18,8 +18,7 @@ from algos.ratios import LOG_RATIO_BOUND, Ratio, at_level, binary_kl, sizes
 from algos.registry import CORRECTIONS
 
 LEAST_PROBABILITY = 1e-6
-"""Lower bound of a probability and of its complement in `binary_kl`, so that its logarithms are finite. prime-rl uses this
-value for KPop."""
+"""Lower bound of a probability and its complement in `binary_kl`, for finite logarithms; prime-rl's value for KPop."""
 
 
 class Corrected(NamedTuple):
@@ -139,8 +138,8 @@ def within(values: Tensor, lower: float | None, upper: float | None) -> Tensor:
 def plugged(ratio: Ratio, spec: Correction) -> Tensor:
     """The tokens that every plug-in filter keeps, [B, T] bool. Plug-ins see the whole batch: their bounds may depend on it.
 
-    Raises ValueError naming a parameter that is not of its type, or a plug-in that does not return [B, T] bool, since
-    [B] would spread over the tokens where B = T.
+    Raises ValueError on a parameter of the wrong type, or a result that is not [B, T] bool, since [B] would broadcast where B
+    = T.
     """
     plugins = {name: filter_ for name, filter_ in spec.reject.items() if isinstance(filter_, Plugin)}
     left = mask = ratio.mask
@@ -183,10 +182,7 @@ def _per_token(ratio: Ratio, name: str) -> Tensor:
 
 
 def _larger_binary_kl(ratio: Ratio) -> Tensor:
-    """max(KL(π ‖ μ), KL(μ ‖ π)) of the two events "the sampled token" and "any other token"; 0 off the mask.
-
-    Probabilities are bounded to [1e-6, 1 − 1e-6], since a policy that is sure of its token has 1 − p = 0.
-    """
+    """max(KL(π ‖ μ), KL(μ ‖ π)) of "the sampled token or another", 0 off the mask; probabilities in [1e-6, 1 − 1e-6]."""
     least, most = math.log(LEAST_PROBABILITY), math.log1p(-LEAST_PROBABILITY)
     pi = torch.where(ratio.mask, ratio.batch.logp_rollout + ratio.l, most).double().clamp(least, most)
     mu = torch.where(ratio.mask, ratio.batch.logp_rollout, most).double().clamp(least, most)

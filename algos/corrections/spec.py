@@ -161,10 +161,7 @@ class Plugin:
 class Correction:
     """A correction of the mismatch between the training policy (π_old or π_θ) and μ: one weight, any number of filters.
 
-    ratio: the numerator over μ, `old` (π_old) or `current` (π_θ, detached). normalize: `batch` divides the weights by their mean
-    at their own level over the whole global batch. denominator: the tokens that the reduction counts after a rejection, the
-    `original` response tokens or the `kept` ones. Weight and filters are computed on the original mask, so filters commute.
-    Raises ValueError on a key that has no effect.
+    Weight and filters are computed on the original mask, so filters commute. Raises ValueError on a key that has no effect.
     """
 
     ratio: RatioNumerator = "old"

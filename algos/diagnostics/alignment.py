@@ -10,8 +10,7 @@ from torch import Tensor
 from algos.diagnostics.pairs import LogpPairs, correlation
 
 FLOOR = -20.0
-"""Lower bound of a log-probability in nats. Smaller ones are raised to it, so that a few of them do not decide the
-correlation."""
+"""Lower bound of a log-probability in nats, so that a few tiny ones do not decide the correlation."""
 FITS = 0.5
 """A response is called shifted if its mean |log μ − log π| one token apart is below this share of that at equal tokens."""
 ELSEWHERE = 0.2
@@ -69,10 +68,7 @@ def _distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _elsewhere(mu: Tensor, pi: Tensor, own: Tensor) -> Tensor:
-    """Whether a row of mu fits another row of pi of equal length, as `ELSEWHERE` and `TYPICAL` define it, [B] bool.
-
-    own: [B], the mean |log μ − log π| of each row in nats.
-    """
+    """Whether a row of mu fits another row of pi by `ELSEWHERE` and `TYPICAL`, [B] bool. own: mean |log μ − log π|, [B]."""
     out = torch.zeros(len(mu), dtype=torch.bool)
     lengths = mu.isfinite().sum(-1)
     for length in lengths[own >= SMALLEST].unique().tolist():

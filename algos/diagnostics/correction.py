@@ -28,10 +28,7 @@ from algos.ratios import Ratio
 
 
 def correct_with_diagnostics(batch: Batch, spec: Correction, policy: Tensor | None = None) -> tuple[Corrected, Rows]:
-    """Apply `correct`, and compute the rows of every diagnostic of the mismatch and of the correction from the same ratio.
-
-    The rows cost more than the correction: call `correct` where nothing reads them.
-    """
+    """Apply `correct`, and compute the rows of every diagnostic from the same ratio. The rows cost more than the correction."""
     ratio = Ratio(batch, policy)
     corrected = correct_ratio(ratio, spec)
     return corrected, correction_rows(ratio, spec) | applied_rows(corrected, batch.mask)
@@ -208,10 +205,7 @@ def _spread(values: Tensor, off: Tensor, ratio: Ratio, bounds: tuple[float, floa
 
 
 def _finish(rows: Rows, spreads: dict[str, tuple[float, float, float]]) -> dict[str, dict[str, Tensor]]:
-    """Statistics of K quantities from their rows: a dict quantity -> statistic -> fp64 scalar.
-
-    spreads: quantity -> (lower bound, upper bound, value for equal policies). All are reduced together, as [K, B] tensors.
-    """
+    """Statistics of K quantities: quantity -> statistic -> fp64 scalar. spreads: quantity -> (lower, upper, value if π = μ)."""
     if not spreads:
         return {}
     stacked = {key: torch.stack([rows[f"{name}/{key}"] for name in spreads]) for key in (*SUMS, "n", "min", "max")}

@@ -24,10 +24,9 @@ whose docstrings explain the rest."""
 
 
 def statistics(batch: Batch, tokens: Tensor | None = None, entropy: Tensor | None = None) -> Statistics:
-    """All statistics of a batch with logp_old, with the counts `size/tokens`, `size/responses` and `size/prompts`.
+    """All statistics of a batch, with the counts of tokens, responses and prompts. Raises ValueError without logp_old.
 
-    tokens: [B, T] ids, which `collisions` compares. entropy: H(π_old) [B, T] in nats, which `surprise` needs. Raises ValueError
-    without logp_old.
+    tokens: [B, T] ids, which `collisions` compares. entropy: H(π_old) [B, T] in nats, which `surprise` needs.
     """
     pairs = LogpPairs(batch)
     found = {

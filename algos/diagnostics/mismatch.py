@@ -101,10 +101,7 @@ def finish_mismatch(rows: Rows) -> dict[str, Tensor]:
 
 
 def _ess(log_weights: Tensor, present: Tensor) -> Tensor:
-    """Effective share (Σw)²/(n·Σw²) of the weights; 1 for none.
-
-    Weights are taken relative to the largest, so that nothing overflows and equal weights give exactly 1.
-    """
+    """Effective share (Σw)²/(n·Σw²) of weights, taken relative to the largest so that nothing overflows; 1 for none."""
     largest = torch.nn.functional.pad(log_weights, (0, 1), value=-torch.inf).amax()  # the padding for an empty batch
     w = torch.where(present, (log_weights - largest).exp(), 0.0)
     return torch.where(present.any(), w.sum().square() / (w.square().sum() * present.sum()), 1.0)

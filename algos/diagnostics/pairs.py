@@ -21,10 +21,7 @@ FEWEST = 4
 
 
 class Mean(NamedTuple):
-    """A mean with its standard error over clusters.
-
-    The mean is NaN where nothing was averaged; the error also with fewer than `FEWEST` clusters.
-    """
+    """A mean, NaN where nothing was averaged, and its standard error, NaN with fewer than `FEWEST` clusters."""
 
     mean: float
     error: float

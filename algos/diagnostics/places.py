@@ -17,10 +17,7 @@ HEAD = 4
 
 
 def moved(pairs: LogpPairs) -> tuple[Tensor, Tensor]:
-    """The squared move d² = (logit π − logit μ)² of each token, [n], and whether the token is doubtful enough for it, [n] bool.
-
-    d² is bounded by `LARGEST`. A token is doubtful enough if its probability is below 1 − `CERTAIN` in either column.
-    """
+    """The squared move d² = (logit π − logit μ)² up to `LARGEST` [n], and where a side is less sure than 1 − `CERTAIN` [n]."""
     told = (pairs.mu < -CERTAIN) | (pairs.pi < -CERTAIN)
     return pairs.margin.square().clamp(max=LARGEST), told
 

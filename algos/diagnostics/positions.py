@@ -20,10 +20,7 @@ def positions(batch: Batch, policy: Tensor | None = None) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def position_rows(batch: Batch, policy: Tensor | None = None) -> Rows:
-    """Tokens, Σ l and Σ k3 of each response by bin of the token's number within its response; each [B, BINS] fp64.
-
-    Where l = log π − log μ and π is `policy`, by default π_old.
-    """
+    """Tokens, Σ l and Σ k3 of each response by bin of the token's number, [B, BINS] fp64 each. policy: default π_old."""
     mask, l = batch.mask, Ratio(batch, policy).l.double()
     bins = torch.where(mask, bin_of(mask.cumsum(-1)), 0)
     values = {"tokens": mask.double(), "l": l, "k3": torch.expm1(l) - l}
@@ -53,10 +50,7 @@ def by_position(rows: Rows) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def by_length(rows: Rows) -> dict[str, Tensor]:
-    """Responses, mean sum of l (nats per response) and k3 (nats per token) by bin of the response's length, [BINS].
-
-    A weight at level sequence is exp of that sum, so its drift with the length shows here.
-    """
+    """Responses, mean sum of l (nats per response) and k3 (nats per token) by bin of the response's length, [BINS]."""
     length = rows["tokens"].sum(-1)
     bins, present = bin_of(length.clamp(min=1).long()), length > 0
     zero = length.new_zeros(BINS)

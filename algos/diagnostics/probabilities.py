@@ -28,10 +28,7 @@ def probabilities(batch: Batch, policy: Tensor | None = None) -> dict[str, Tenso
 
 @torch.no_grad()
 def probability_rows(batch: Batch, policy: Tensor | None = None) -> Rows:
-    """Statistics of each response from l = log π − log μ (nats), π and μ; π is `policy`, by default π_old.
-
-    All but the maximum `diff_max` are sums over its tokens.
-    """
+    """Sums over each response's tokens from l = log π − log μ, π and μ; `diff_max` is a maximum. policy: default π_old."""
     return chunked(_rows, Ratio(batch, policy))
 
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 MARGIN_QUANTILE = 0.1
-"""Quantile of the router's margins that is reported. Choices flip where the margin is small, so a low quantile says more about
-flips than the mean."""
+"""Reported quantile of the router's margins, a low one, because choices flip where the margin is small."""
 
 
 def flipped(ids: Tensor, other: Tensor) -> Tensor:

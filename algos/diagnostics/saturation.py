@@ -13,8 +13,7 @@ from algos.ratios import at_level
 def saturation(pairs: LogpPairs, level: str, cap: float) -> float:
     """Share of tokens whose weight min(ρ, cap) equals the cap, with ρ at `level` of `ratios.LEVELS`; 0 without a token.
 
-    Limits: 1 where every ratio is above the cap, as for a sampler that logs its probabilities before the temperature. Raises
-    ValueError on an unknown level or missing segments.
+    Raises ValueError on an unknown level or missing segments.
     """
     if not len(pairs):
         return 0.0

@@ -43,10 +43,7 @@ def slope(pairs: LogpPairs) -> dict[str, float]:
 
 
 def _line(x: Tensor, y: Tensor, cluster: Tensor) -> tuple[float, float, float]:
-    """Least squares: (slope, its clustered error, explained share of the variance of y − x).
-
-    NaN if x does not vary, or with fewer than 8 values.
-    """
+    """Least squares: (slope, its clustered error, explained share of the variance of y − x); NaN with fewer than 8 values."""
     if len(x) < 8:
         return math.nan, math.nan, math.nan
     centred = x - x.mean()

@@ -54,10 +54,7 @@ def beyond(*parts: float) -> float | None:
 
 
 def broken(s: Statistics) -> float | None:
-    """Strength of a broken identity E[ρ] = 1: the smaller of |z|/`SURE` and |E[ρ] − 1|/`SIZE`, or None if it is below 1.
-
-    z is the distance of the mean ratio from 1 as a normal deviate.
-    """
+    """Strength of a broken identity E[ρ] = 1, the smaller of |z|/`SURE` and |E[ρ] − 1|/`SIZE`; None below 1."""
     return beyond(abs(s["identity/z"]) / SURE, abs(s["identity/mean"] - 1) / SIZE)
 
 

@@ -9,8 +9,7 @@ INSIDE = 0.05
 """Share of the tokens outside constant runs that hold the run's constant. From this share on, a run is no evidence."""
 
 ODDS = 0.1
-"""Upper bound of the probability that all samples of a prompt share their leading tokens. Below it they count as prompt
-tokens."""
+"""Least probability with which a prompt's samples may share leading tokens; below it these are prompt tokens."""
 
 
 def _signature(s: Statistics) -> float | None:

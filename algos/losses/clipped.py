@@ -36,10 +36,7 @@ def ppo(
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float, dual_clip: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """PPO's surrogate [B, T], the tokens where it differs from −A·r, and those at the dual clip (None without one).
-
-    min(max(−A·r, −A·clip(r, 1−ε_low, 1+ε_high)), |A|·c). The cap |A|·c binds for A < 0 only: the rest is ≤ 0 for A ≥ 0.
-    """
+    """PPO's surrogate [B, T], the tokens where it differs from −A·r, and those at the dual clip |A|·c (None without one)."""
     free = -advantages * ratio
     value, capped = torch.maximum(free, -advantages * ratio.clamp(1 - eps_low, 1 + eps_high)), None
     if dual_clip is not None:

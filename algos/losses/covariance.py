@@ -24,10 +24,7 @@ Coefficient = Annotated[float, Interval(ge=0, le=1e6), "a coefficient ≥ 0, up 
 
 
 def covariance(logp: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """The covariance cov_t = (log π_t − mean log π)·(A_t − mean A) of each token, [B, T] fp64, 0 off the mask.
-
-    The means are over all tokens of `mask`. Source: arXiv 2505.22617 section 4.
-    """
+    """The covariance (log π_t − mean log π)·(A_t − mean A), means over `mask`, [B, T] fp64, 0 off it: arXiv 2505.22617 sec. 4."""
     tokens = mask.sum().clamp(min=1)
     logp, advantages = torch.where(mask, logp.double(), 0.0), torch.where(mask, advantages.double(), 0.0)
     return torch.where(mask, (logp - logp.sum() / tokens) * (advantages - advantages.sum() / tokens), 0.0)
@@ -35,10 +32,7 @@ def covariance(logp: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
 
 @torch.no_grad()
 def select_band(logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, share: float, lower: float, upper: float, **_):
-    """Select ⌊share·tokens⌋ tokens (at least one) with lower < cov < upper.
-
-    cov is the covariance of log-probability and advantage. The draw is by a hash of each token's own two numbers.
-    """
+    """Select ⌊share·tokens⌋ tokens (at least one) with lower < cov < upper, by a hash of each token's own numbers."""
     if not lower < upper:
         raise ValueError(f"loss.lower={lower}: must be a covariance below loss.upper={upper}")
     cov = covariance(logp_prox, advantages, mask)

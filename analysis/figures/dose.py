@@ -62,10 +62,7 @@ def response(results: Results) -> Figure | str:
 
 
 def nearest(measured: float, curves: list[Curve]) -> float | None:
-    """The noise persistence of the curve whose measured persistence over 20 syncs is nearest to `measured`.
-
-    None if `measured` is NaN, or if no curve has a measured persistence.
-    """
+    """The noise persistence of the curve whose measured persistence over 20 syncs is nearest to `measured`; None if unknown."""
     apart = [(abs(curve.measured - measured), curve.persistence) for curve in curves]
     return min((pair for pair in apart if not np.isnan(pair[0])), default=(0.0, None))[1]
 

@@ -87,10 +87,7 @@ def positions(results: Results) -> Figure | str:
 
 
 def by_position(tokens: Dumped, points: int = 64) -> tuple[np.ndarray, np.ndarray]:
-    """K3 by place in the response, as (place, mean of ρ − 1 − log ρ) in nats per token.
-
-    If there are more than `points` places, K3 is that of geometric bins, at the upper end of each.
-    """
+    """K3 by place in the response: (place, mean of ρ − 1 − log ρ), in geometric bins beyond `points` places, by their end."""
     edges = np.unique(np.geomspace(1, tokens.position.max(), points).round().astype(int))
     edges = np.arange(1, tokens.position.max() + 1) if tokens.position.max() <= points else edges
     bins, k3 = np.searchsorted(edges, tokens.position), np.expm1(tokens.log_ratio) - tokens.log_ratio

@@ -85,10 +85,7 @@ def _sources(runs: pd.DataFrame) -> list[str]:
 
 
 def aligned_traces(results: Results) -> Figure | str:
-    """The figure of the diagnostics of collapsed runs around the onset, in blocks of at most eight sources of mismatch.
-
-    With too few collapses it is the reason why there is no figure.
-    """
+    """The figure of the diagnostics of collapsed runs around the onset, or why there are too few collapses for it."""
     if not enough(results):
         return too_few(results)
     collapsed = results.runs[results.runs.event]
@@ -181,10 +178,7 @@ def deployment_gap(results: Results) -> Figure | str:
 
 
 def _lengths(results: Results, rejecting: list[str]) -> pd.DataFrame:
-    """A row per run: the mean lengths of dropped and of used responses, over the steps at which the correction dropped some.
-
-    Empty if no run dropped a response, or if all responses have one length.
-    """
+    """A row per run: the mean lengths of dropped and of used responses, over the steps at which some were dropped."""
     names = ["correction/used_length", "correction/dropped_length"]
     steps = results.steps.reindex(columns=["run", *names]).dropna()
     steps = steps[steps.run.isin(rejecting)]

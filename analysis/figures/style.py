@@ -96,10 +96,7 @@ def grid(count: int, columns: int, height: float, **options) -> tuple[Figure, li
 
 
 def label_outer(axes: Sequence[Axes], x: str, y: str = "") -> None:
-    """Label the x axis of the lowest panel of each column, and the y axis of the first panel of each row.
-
-    The panels are those of `grid` with shared axes. Panels above a gap in the last row get their tick labels back.
-    """
+    """Label the x axis of the lowest panel of each column, and the y axis of the first panel of each row, as `grid` made them."""
     places = [place for axis in axes if (place := axis.get_subplotspec()) is not None]
     last = {place.colspan.start: i for i, place in enumerate(places)}
     for i, (axis, place) in enumerate(zip(axes, places, strict=True)):
@@ -115,10 +112,7 @@ Handle = Line2D | tuple[Line2D, ...]
 
 
 def legend_below(figure: Figure, axes: Iterable[Axes], more: Mapping[str, Handle] | None = None) -> None:
-    """Put one legend for all panels below them. A label must mean the same line in all. more: label -> handle, put at the end.
-
-    A handle is long enough for two periods of every dash, so that the dash is recognised.
-    """
+    """Put one legend for all panels below them. A label must mean the same line in all. more: label -> handle, put at the end."""
     labels: dict[str, Any] = {}
     for axis in axes:
         labels |= {label: handle for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
@@ -133,10 +127,7 @@ def legend_below(figure: Figure, axes: Iterable[Axes], more: Mapping[str, Handle
 
 
 def key(mark: Mark, line: bool = True, **options) -> Line2D:
-    """A legend handle. line: draw the line of a source of mismatch, with a marker if other sources share its hue.
-
-    Without `line` it is the marker alone, as for a correction.
-    """
+    """A legend handle of a source of mismatch (`line`, with a marker if others share its hue) or of a correction (a marker)."""
     if line:
         marker = "" if mark.marker == MARKERS[0] else mark.marker
         return Line2D([], [], linewidth=1.6, marker=marker, markersize=4, **mark.line, **options)

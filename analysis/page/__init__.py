@@ -1,7 +1,4 @@
-"""A report as one HTML file without external resources. Everything but the figures is escaped.
-
-The page's script adds hover, sorting and filtering. Without scripts all of the page can still be read.
-"""
+"""A report as one HTML file without external resources, readable without scripts. All but the figures is escaped."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`python -m analysis.page.annotated REPORT.html OUT.png`: a screenshot of a report with numbered parts, for docs/report.md.
-
-Chromium takes the screenshot. Sections without a number are left out, so that the picture fits on a screen or two.
-"""
+"""`python -m analysis.page.annotated REPORT.html OUT.png`: a screenshot by Chromium, with numbered parts, for docs/report.md."""
 
 from __future__ import annotations
 

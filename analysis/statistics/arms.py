@@ -21,9 +21,9 @@ def order(runs: pd.DataFrame) -> list[str]:
 
 
 def references(runs: pd.DataFrame) -> dict[str, str]:
-    """Arm -> its reference arm: the uncorrected arm for a corrected one, the control for an uncorrected one, all else equal.
+    """Arm -> its reference arm in the sweep: uncorrected for a corrected one, else the control, all else equal.
 
-    Synthetic noise counts as a mismatch, so its control has none. An arm whose reference is not in the sweep is left out.
+    Synthetic noise counts as a mismatch, so its control has none.
     """
     arms = runs.drop_duplicates("arm")
     plain = {(a.precision, a.loss, a.setting): a.arm for a in arms[arms.correction == "none"].itertuples()}

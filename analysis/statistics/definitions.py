@@ -40,10 +40,7 @@ def reread(rows: list[dict[str, float]], config: dict[str, Any]) -> dict[str, in
 
 
 def robustness(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evaluated: Curves) -> pd.DataFrame:
-    """Number of runs with a drawdown, a row per arm, a column per definition (δ, m), with all else as configured.
-
-    A count is missing where no run of the arm has recorded the evaluations that it needs.
-    """
+    """Number of runs with a drawdown, a row per arm, a column per definition (δ, m); missing where no run has the evaluations."""
     definitions = pd.MultiIndex.from_product([DELTAS, LENGTHS], names=["delta", "consecutive"])
     counts: dict[str, np.ndarray] = {}
     for run in runs.itertuples():

@@ -56,10 +56,7 @@ def measures(runs: pd.DataFrame, steps: pd.DataFrame, rewards: pd.DataFrame) -> 
 
 
 def evaluations(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """A row per run and evaluation: arm, seed, step, held-out reward, and metrics of that step.
-
-    The metrics are EVALUATED and those of probed precisions.
-    """
+    """A row per run and evaluation: arm, seed, step, held-out reward, the metrics EVALUATED and those of probed precisions."""
     if "eval/reward" not in steps:
         return pd.DataFrame(columns=["run", "arm", "seed", "step", "eval/reward"])
     probed = [name for name in steps if name.startswith("probe/")]
@@ -88,10 +85,9 @@ def costs(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def probes(runs: pd.DataFrame, steps: pd.DataFrame, best: pd.Series, healthy: float) -> pd.DataFrame:
-    """A row per arm and probed precision: the mismatch if that precision had sampled the rollouts.
+    """A row per arm and probed precision: median K3, least sequence ESS and largest |log ratio| if it had sampled the rollouts.
 
-    k3: median (nats per token); ess_sequence_min; log_ratio_max (nats). reached_healthy counts the ended runs of the arm with an
-    evaluation of at least `healthy`.
+    reached_healthy counts the ended runs of the arm with an evaluation of at least `healthy`.
     """
     names = sorted({column.split("/")[1] for column in steps if column.startswith("probe/")}, key=coarseness)
     arm = per_row(steps, runs.arm)

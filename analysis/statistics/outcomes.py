@@ -97,9 +97,9 @@ def _against(runs: pd.DataFrame, mine: pd.DataFrame, reference: str | None, tau:
 
 
 def pooled(runs: pd.DataFrame, final: pd.Series) -> pd.DataFrame:
-    """A row per precision and correction: the last reward over the losses and settings (strata) that all rows have.
+    """A row per precision and correction: the last reward over the strata (loss, setting) that all rows have; empty below two.
 
-    Bootstraps draw within each stratum. The table is empty if there are not two rows and two strata to pool.
+    Bootstraps draw within each stratum.
     """
     runs = runs[runs.outcome != "unfinished"]
     runs = runs.assign(final=final[runs.index], stratum=runs.loss + " " + runs.setting).dropna(subset=["final"])

@@ -14,10 +14,7 @@ HEALTHY = 0.95
 
 
 def iqm(values: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Interquartile mean: a quarter of the values, rounded down, is cut off at each end. values: at least one, none NaN.
-
-    It hides the lowest quarter of the runs, so read it beside the share that collapsed.
-    """
+    """Interquartile mean of values without NaN: a quarter of them, rounded down, is cut off at each end. It hides collapses."""
     n = values.shape[axis]
     kept = range(n // 4, n - n // 4)
     return np.partition(values, (kept[0], kept[-1]), axis).take(kept, axis).mean(axis)
@@ -28,7 +25,7 @@ def bootstrap(
 ) -> Interval:
     """`statistic` of all values, with the percentile interval of bootstrap draws within each stratum.
 
-    With one stratum of five values or fewer it covers less than 95%, so show the values too.
+    The interval of one stratum of five values or fewer covers less than 95%.
     """
     groups = [group.to_numpy(float) for _, group in values.groupby(strata.to_numpy())]
     drawn = np.concatenate([group[rng.integers(0, len(group), (reps, len(group)))] for group in groups], axis=1)

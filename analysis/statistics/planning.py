@@ -1,7 +1,4 @@
-"""The number of seeds that a claim needs.
-
-A plan uses the power of t tests with the same spread. An exact test (`analysis.statistics.tests`) has slightly less.
-"""
+"""The number of seeds that a claim needs, by the power of t tests. An exact test of equal spread has slightly less."""
 
 from __future__ import annotations
 
@@ -48,10 +45,7 @@ def power_of_equivalence(n: int, spread: float, margin: float, alpha: float = 0.
 
 
 def seeds_needed(power: Callable[[int], float], wanted: float, least: int = 2) -> int | None:
-    """The smallest number of seeds an arm, at least `least`, with the wanted power; None if LARGEST do not suffice.
-
-    The power must grow with the number of seeds.
-    """
+    """The smallest number of seeds an arm, from `least` to LARGEST, with the wanted power, which grows with it; None if none."""
     if power(LARGEST) < wanted:
         return None
     return next(n for n in count(least) if power(n) >= wanted)
@@ -63,10 +57,7 @@ def least_seeds(alpha: float, sides: int) -> int:
 
 
 def spread_of(values: np.ndarray, confidence: float = 0.8) -> tuple[float, float]:
-    """The standard deviation s between seeds, and its upper limit s·√((n−1)/χ²_{1−confidence, n−1}), for normal values.
-
-    Few seeds estimate their spread badly: the limit of five is 1.6 times s.
-    """
+    """The standard deviation s between seeds, and its upper limit s·√((n−1)/χ²_{1−confidence, n−1}): 1.6·s for five seeds."""
     values = np.asarray(values, float)
     deviation = float(values.std(ddof=1))
     return deviation, deviation * float(((len(values) - 1) / chi2.ppf(1 - confidence, len(values) - 1)) ** 0.5)

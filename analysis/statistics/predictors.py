@@ -30,10 +30,7 @@ DIAGNOSTICS = {
 
 
 class Signal(NamedTuple):
-    """A diagnostic of one run, signed so that high is bad.
-
-    steps: steps at which it was recorded. smooth: its running median. level: the highest running median so far.
-    """
+    """A diagnostic of a run by step, signed so that high is bad. smooth: its running median. level: its highest median so far."""
 
     steps: np.ndarray
     level: np.ndarray
@@ -110,7 +107,7 @@ def _at(signal: Signal, steps: np.ndarray) -> np.ndarray:
 
 
 def best_threshold(runs: pd.DataFrame, by_run: dict[str, Signal]) -> float:
-    """The threshold that maximises the share of collapses detected minus that of false alarms; NaN without both kinds of runs.
+    """The threshold with the largest share of collapses detected less that of false alarms; NaN without both kinds of runs.
 
     It lies halfway between the levels that runs reached on either side. Among equally good thresholds it is the middle one.
     """

@@ -60,10 +60,7 @@ def _beta_quantile(share: float, first: np.ndarray, second: np.ndarray, sure: fl
 
 
 def rmst(time: np.ndarray, event: np.ndarray, tau: float) -> np.ndarray:
-    """Restricted mean survival time ∫₀^τ Ŝ(t) dt, in steps, over the last axis of [..., n] samples.
-
-    Without censoring before τ it is the mean of min(T, τ).
-    """
+    """Restricted mean survival time ∫₀^τ Ŝ(t) dt, in steps, over the last axis of samples [..., n]; uncensored, E min(T, τ)."""
     time, event = np.atleast_2d(time).astype(float), np.atleast_2d(event)
     # At equal times collapses count before censored ends, since a run that ended there was still at risk.
     order = np.lexsort((~event, time), axis=-1)
@@ -81,8 +78,8 @@ def rmst_difference(
 ) -> Interval:
     """Difference of the restricted mean survival times of arm and reference, optimizer steps, with a bootstrap over seeds.
 
-    The DataFrames have the columns seed, time and event. Two arms with equal seeds are resampled together, since runs of one seed
-    share the warm start and the order of prompts.
+    Arms (columns seed, time, event) with equal seeds are resampled together: these share the warm start and the order of
+    prompts.
     """
     one, other = arm.sort_values("seed"), reference.sort_values("seed")
     picks = rng.integers(0, len(one), (reps, len(one)))

@@ -32,10 +32,9 @@ class Interval(NamedTuple):
 
 
 class Rearranged(NamedTuple):
-    """A test statistic and its distribution under the null hypothesis.
+    """A test statistic `observed`, and its distribution `sums` [N] under the null hypothesis.
 
-    observed: the statistic of the data. sums: the statistic of each rearrangement [N]. drawn: 1 if the rearrangements are a
-    sample, to which the observed one is added, and 0 if they are complete.
+    drawn: 1 if the rearrangements are a sample, to which the observed one is added, and 0 if they are complete.
     """
 
     observed: float
@@ -88,8 +87,7 @@ def _rearranged(x: np.ndarray, y: np.ndarray, paired: bool, rng: np.random.Gener
 def difference_p(x: np.ndarray, y: np.ndarray, paired: bool = False, rng: np.random.Generator | None = None) -> float:
     """Two-sided exact p of H0: δ = E x − E y = 0. paired: x_i and y_i share a seed or a regime. rng: by default a fixed one.
 
-    Five unpaired seeds an arm give p ≥ 0.008, five pairs p ≥ 0.06. If runs of one seed are alike, the p of the unpaired test is
-    too large.
+    Five unpaired seeds an arm give p ≥ 0.008, five pairs p ≥ 0.06. Seeds that make runs alike make an unpaired p too large.
     """
     return _rearranged(x, y, paired, rng or np.random.default_rng(0)).two_sided
 
@@ -158,10 +156,7 @@ def percentiles(value: float, drawn: np.ndarray) -> Interval:
 
 
 def fraction(count: int, n: int) -> Interval:
-    """The share count/n with Clopper and Pearson's exact interval; NaN for n = 0.
-
-    The limits are quantiles of Beta(count, n − count + 1) and Beta(count + 1, n − count).
-    """
+    """The share count/n with Clopper and Pearson's exact interval, from Beta quantiles; NaN for n = 0."""
     if n == 0:
         return Interval(np.nan, np.nan, np.nan)
     lower = float(betaincinv(count, n - count + 1, 0.025)) if count else 0.0

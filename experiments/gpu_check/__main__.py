@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from experiments.gpu_check.anatomy import check_anatomy
-from experiments.gpu_check.cache import check_cache
 from experiments.gpu_check.formats import check_casts, check_products
 from experiments.gpu_check.model import ARMS, Size
 from experiments.gpu_check.section import Table, markdown, section
@@ -22,7 +21,6 @@ CHECKS: dict[str, Callable[[Size, Path], Table | list[Table]]] = {
     "casts": lambda size, out: check_casts(),
     "products": lambda size, out: check_products(),
     "anatomy": lambda size, out: check_anatomy(size, out / "dumps"),
-    "cache": lambda size, out: check_cache(size),
     "training": lambda size, out: check_training(size),
 }
 """Name of each check -> its function, in the order of running. Quick checks, on which other checks rest, come first."""
@@ -30,10 +28,7 @@ WITHOUT_MODEL = {"casts", "products"}
 
 
 def main(arguments: list[str]) -> int:
-    """Run the checks and write their tables. Returns exit code 0 if every check passed, else 1.
-
-    A check that fails is named in the section, and the other checks still run.
-    """
+    """Run the checks, the others after one that fails, and write their tables. Returns exit code 0 if all passed, else 1."""
     options = _parser().parse_args(arguments)
     if set(options.checks) - WITHOUT_MODEL and not Path(options.model).exists():
         raise UserError(f"--model {options.model}: there is no such folder here; `make llm` makes models/smollm2")

@@ -88,10 +88,7 @@ class Policy:
         self.own = self.engine("local", "fp32")
 
     def engine(self, kind: str, precision: str, kv_cache: str = "compute") -> Any:
-        """Build an engine that holds the policy's weights. kind: local or vllm. precision: an option of rollout/precision.
-
-        Raises UserError if this machine does not support the combination.
-        """
+        """Build an engine that holds the policy's weights. Raises UserError if this machine does not support it."""
         chosen = self.size.config(f"rollout/precision={precision}").rollout.precision
         ENGINES[kind].check(self.net.config, chosen, kv_cache)
         context = self.prompts.shape[1] + self.size.answer
@@ -101,10 +98,7 @@ class Policy:
         return engine
 
     def scored(self, kind: str, arm: str) -> Scored:
-        """Sample from the engine of an arm, and score its responses.
-
-        Raises UserError if this machine does not support the combination.
-        """
+        """Sample from the engine of an arm, and score its responses. Raises UserError if this machine does not support it."""
         engine = self.engine(kind, *ARMS[arm])
         if device().type == "cuda":  # kernels are chosen and loaded at their first call
             engine.generate(self.prompts, self.uniforms)

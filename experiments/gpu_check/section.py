@@ -32,9 +32,7 @@ def markdown(table: Table) -> str:
 
 
 def section(tables: Iterable[Table], failures: dict[str, str], command: str) -> str:
-    """Return the Markdown section: machine, date, command and versions, then every table, then the failed checks with the
-    reasons.
-    """
+    """Return the Markdown section: machine, date, command and versions, then every table, then the failed checks."""
     of = provenance()
     commit = "no commit" if of["commit"] is None else f"commit {of['commit'][:7]}{'+' if of['diff'] else ''}"
     versions = [f"{name} {of['packages'][name]}" for name in ("torch", "transformers", "deepspeed")]

@@ -1,7 +1,4 @@
-"""The `faultline` command, with one module per subcommand.
-
-Each module imports what it needs when it runs, so `--help` is fast.
-"""
+"""The `faultline` command, with one module per subcommand, which imports what it needs when it runs, so `--help` is fast."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from typing import Any, Protocol
 from faultline.cli import (
     benchmark,
     branch,
-    completion,
     doctor,
     gradient,
     import_config,
@@ -61,7 +57,6 @@ COMMANDS: dict[str, Command] = {
     "import-config": import_config,
     "memory": memory,
     "doctor": doctor,
-    "completion": completion,
 }
 
 

@@ -21,10 +21,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def doctor(parity: bool) -> None:
-    """Print versions, device and rollout formats. parity: whether to compare the engines too.
-
-    Raises UserError if a pair of engines differs more than is normal.
-    """
+    """Print versions, device and rollout formats. parity: compare the engines too. Raises UserError if they differ too much."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {platform.machine()}"
     print(", ".join([device, *map(_versioned, ("torch", "transformers", "deepspeed"))]))
     print(f"CUDA {torch.version.cuda or 'none, by the build of torch'}; driver {driver() or 'none loaded'}")

@@ -100,11 +100,7 @@ class Outcome(NamedTuple):
 
 
 def detect(rows: Iterable[dict[str, float]], settings: dict[str, dict[str, Any]]) -> dict[str, Event]:
-    """Return the events of a finished run, by detector. rows: its metrics, each with its "step". settings: detector -> its
-    parameters.
-
-    Raises ValueError that names a parameter of the wrong type.
-    """
+    """Return the events of a finished run, by detector. rows: metrics, each with its "step". settings: detector -> parameters."""
     for name, parameters in settings.items():
         check(f"collapse.detectors.{name}", DETECTORS[name], parameters)
     detectors = Detectors({name: DETECTORS[name](**parameters) for name, parameters in settings.items()})

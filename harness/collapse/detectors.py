@@ -74,8 +74,7 @@ class Drawdown:
 class Learning:
     """Event "learned": the median of three held-out rewards exceeds the first reward R_0 by 3σ, or R_0 ≥ `solved`.
 
-    σ is the larger of the standard errors of the two. A finished run without this event has never learned, unless it
-    collapsed.
+    σ is the larger of the two standard errors. A finished run that has neither this event nor a collapse never learned.
     """
 
     role = "learned"
@@ -271,10 +270,9 @@ class Weights:
 
 
 class Diagnosis:
-    """D6, a warning: the log-probabilities of sampler and trainer have a fault, or rounding does not explain their difference.
+    """D6, a warning: `consecutive` diagnoses in a row, one every diagnostics.every steps, name the same fault.
 
-    `consecutive` diagnoses in a row, one every diagnostics.every steps, name the same fault. The onset is the first of these
-    steps, and the cause names the fault. docs/diagnosis.md says what to check.
+    The onset is the first of these steps, and the cause names the fault. docs/diagnosis.md says what to check.
     """
 
     role = "warning"
@@ -292,8 +290,7 @@ class Diagnosis:
 
 
 def _lasting(state: dict[str, Any], step: int, consecutive: int, alarms: dict[str, tuple[bool, str]]) -> Event | None:
-    """Return the event of the first alarm that has held for `consecutive` steps in a row, with its cause. Its onset is the
-    first of these.
+    """Return the event of the first alarm that has held for `consecutive` steps in a row; its onset is the first of these steps.
 
     alarms: name -> (whether it holds at this step, its cause). state: name -> the steps in a row at which it has held.
     """

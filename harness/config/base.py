@@ -22,20 +22,16 @@ Seed = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 
 
 def name_of(value: Any) -> str | None:
-    """The value of the key `name` of a section, given as a dictionary or an object.
-
-    It decides among alternative section classes.
-    """
+    """The value of the key `name` of a section, a dictionary or an object. It selects among alternative section classes."""
     name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
     return name if isinstance(name, str) else None
 
 
 class Strict(BaseModel):
-    """Base class of config sections. A section refuses unknown keys, values of another type, infinite numbers and NaN, and is
-    immutable.
+    """Immutable base class of config sections. Unknown keys, values of another type, infinite numbers and NaN are refused.
 
-    `--help` shows the docstring below a field. The default of a field is how runs behaved before the key was added, so it
-    never changes; see `harness.config.digest`. A new run gets the values of experiments/conf.
+    `--help` shows the docstring below a field. A field's default is how runs behaved before the key was added, so it never
+    changes (`harness.config.digest`). New runs get the values of experiments/conf.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

@@ -34,10 +34,7 @@ def keys(values: dict[str, Any]) -> list[Key]:
 
 
 def all_keys() -> dict[str, Key]:
-    """Describe every key and section that any choice of options can have. The value is the default, "" if there is none.
-
-    If alternative sections share a key, the first of them describes it. A key that the user may name freely is written NAME.
-    """
+    """Describe every key of every choice of options, with its default as the value. A key that the user names is written NAME."""
     schemas = _schemas()
     found: dict[str, Key] = {}
     for key in _possible(schemas["Config"], schemas, ""):
@@ -118,11 +115,7 @@ def _bounds(field: dict[str, Any]) -> str:
 
 
 def _explained(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """The JSON schema of the section class `name`, with the docstrings below its fields added as descriptions.
-
-    Pydantic itself can read these docstrings, but not those of the dataclasses of algos. It would also add a fifth to the
-    import time of harness.config.
-    """
+    """The JSON schema of the section class `name`, with the docstrings below its fields added as descriptions."""
     section = getattr(config, name, None) or getattr(spec, name)
     own = [kind for kind in section.__mro__ if kind.__module__.partition(".")[0] in ("harness", "algos")]
     meanings = {key: text for kind in reversed(own) for key, text in _docstrings(kind).items()}  # a base's fields are its fields

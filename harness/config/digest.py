@@ -34,14 +34,10 @@ FIRST: dict[str, set[str]] = {
     "rollout.engine=local": {"noise"},
     "rollout.engine=vllm": {"sleep", "sync_tolerance"},
 }
-"""Section class or plug-in -> keys with a default that enter every digest, because they are older than
-`harness.config.digest`."""
+"""Section class or plug-in -> keys with a default that enter every digest, because they are older than this module."""
 
 HELD: dict[str, dict[str, Any]] = {"": {"baseline": "all"}, "kl": {"reference": "start"}, "rollout": {"overlap": False}}
-"""Section ("" for the top level) -> removed keys, with the value that still enters the digest.
-
-Every digest contained them at their defaults. `removed.REMOVED` gives the reason of each removal.
-"""
+"""Section ("" for the top level) -> removed keys, with the default that still enters the digest, as it entered older ones."""
 
 PARAMETERS: dict[str, dict[str, Any]] = {
     "rollout.engine=local": {
@@ -64,10 +60,7 @@ A plug-in is written as `loss=ppo`, `advantage=grpo`, `rollout.engine=local`, `c
 
 
 def digest(config: BaseModel, *, include: Collection[str] = (), exclude: Collection[str] = ()) -> str:
-    """Return the digest of a config, 12 hex digits. include: sections that enter (empty: all).
-
-    exclude: sections that do not enter.
-    """
+    """Return the digest of a config, 12 hex digits. Only the sections `include` enter (empty: all), less those in `exclude`."""
     values = config.model_dump(mode="json")
     _leave_out_defaults(config, values)
     for plugin, parameters in plugins(values):
@@ -81,9 +74,7 @@ def digest(config: BaseModel, *, include: Collection[str] = (), exclude: Collect
 
 
 def plugins(values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Iterate over the plug-ins in the nested `values` of a config: (plug-in as a key of PARAMETERS, its parameters as a
-    dictionary).
-    """
+    """Iterate over the plug-ins in the nested `values` of a config: (plug-in as a key of PARAMETERS, its parameters)."""
     for path in ("task", "advantage", "loss", "rollout.engine"):
         parameters = section(values, path)
         yield f"{path}={parameters.get('name')}", parameters

@@ -16,10 +16,7 @@ SECTION = ("model_type", "dataclass_type", "dict_type")
 
 
 def explained(error: ValidationError, composed: dict[str, Any]) -> list[str]:
-    """Return one line for each error in the config `composed`.
-
-    Pydantic validates a filter as a Reject and as a Plugin; only errors of the intended type are shown.
-    """
+    """One line for each error in the config `composed`. A filter's errors are those of its intended type, Reject or Plugin."""
     lines = [(problem["type"], explain(problem)) for problem in error.errors() if _meant(problem["loc"], composed)]
     return [f"{line}; give it, as {line.removesuffix(': missing')}=VALUE" if kind == "missing" else line for kind, line in lines]
 

@@ -32,9 +32,7 @@ class EvaluationConfig(Strict):
 
 
 class PersistenceConfig(Strict):
-    """Persistence of the mismatch: its correlation over 1, 5 and 20 syncs for the same responses
-    (harness/train/persistence.py).
-    """
+    """Persistence: correlation of the mismatch over 1, 5 and 20 syncs for the same responses (harness/train/persistence.py)."""
 
     every: Annotated[int, Field(gt=20, le=10**9)] | None = None
     """Steps from one measurement of persistence to the next. Each measurement spans four syncs. null: never."""

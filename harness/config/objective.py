@@ -1,6 +1,4 @@
-"""`correction`, `reduce`, `kl` and `overlong`: weights and reduction of the token losses, and terms of the loss or of the
-reward.
-"""
+"""`correction`, `reduce`, `kl` and `overlong`: weights and reduction of the token losses, and terms of loss or reward."""
 
 from __future__ import annotations
 
@@ -17,10 +15,7 @@ RECIPROCAL = "reciprocal"
 
 
 def _with_numbers(value: Any) -> Any:
-    """Replace each lower bound `reciprocal` of a section by its number. Raises ValueError on other texts and on booleans.
-
-    Pydantic reads a dataclass leniently: it would accept '2' and true as numbers, and 'no' as false.
-    """
+    """Replace each lower bound `reciprocal` of a section by its number. Raises ValueError on other texts and on booleans."""
     if not isinstance(value, dict):
         return value
     value = {key: dict(part) if key in ("weight", "reject") and isinstance(part, dict) else part for key, part in value.items()}

@@ -29,14 +29,12 @@ class DumpConfig(Strict):
 
 
 class TrackingConfig(Strict):
-    """Mirrors of the run folder: W&B, and TensorBoard's event files."""
+    """Mirror of the run folder in W&B."""
 
     mode: Literal["auto", "online", "offline", "disabled"]
     """Mode of W&B. auto: online when WANDB_API_KEY is set, else offline."""
     project: Text
     """Name of the project in W&B."""
-    tensorboard: bool = False
-    """Whether to write event files for TensorBoard too, in the run's folder `tensorboard`."""
 
 
 class RunConfig(Strict):

@@ -25,8 +25,8 @@ def parse(composed: dict[str, Any]) -> Config:
 def parse_recorded(values: dict[str, Any]) -> Config:
     """Parse the config that a run of this or an earlier version recorded. Raises UserError naming each wrong key.
 
-    A former key is read under its present name. A missing key gets its default, which is how runs behaved before it was added.
-    A removed key is left out if it has its default, and refused otherwise.
+    A renamed key is read under its present name. A missing key gets its default. A removed key is dropped at its default, else
+    refused.
     """
     values = todays_names(values)
     drop_removed(values)
@@ -34,10 +34,7 @@ def parse_recorded(values: dict[str, Any]) -> Config:
 
 
 def recorded(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the recorded config of a run under the present keys, with all defaults filled in.
-
-    Raises UserError on a wrong key.
-    """
+    """Return the recorded config of a run under the present keys, with all defaults. Raises UserError on a wrong key."""
     return parse_recorded(values).model_dump(mode="json")
 
 

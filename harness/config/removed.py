@@ -24,6 +24,7 @@ _NOISE_OF_VLLM = "no study put noise on the weights of vLLM; use rollout/engine=
 _OVERLAP = "it changed the wall clock alone, and no run used it; rollout.staleness gives the same responses"
 _BASELINE = "no study compared it; every response enters the baseline of the advantages"
 _REFERENCE = "no study pulled towards the policy that sampled; the reference is the policy that the run started from"
+_TENSORBOARD = "no run used it; W&B mirrors a run, offline too, and its folder is the record"
 REMOVED: dict[str, dict[str, Removed]] = {
     "": {
         "baseline": Removed("all", "0.2.0", _BASELINE),
@@ -33,6 +34,9 @@ REMOVED: dict[str, dict[str, Removed]] = {
     },
     "rollout": {
         "overlap": Removed(False, "0.2.0", _OVERLAP),
+    },
+    "tracking": {
+        "tensorboard": Removed(False, "0.2.0", _TENSORBOARD),
     },
     "rollout.engine=vllm": {
         "noise": Removed(0.0, "0.2.0", _NOISE_OF_VLLM),
@@ -56,11 +60,7 @@ def removal(key: str) -> str | None:
 
 
 def drop_removed(values: dict[str, Any]) -> None:
-    """Delete removed keys from the nested `values` of a recorded config.
-
-    Raises UserError naming each removed key with a value other than its default, because this version cannot reproduce such a
-    run.
-    """
+    """Delete removed keys from a recorded config. Raises UserError for values other than their defaults."""
     found = list(_found(values))
     _refuse(one for one in found if one.own[one.key] != one.gone.default)
     for one in found:

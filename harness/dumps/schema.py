@@ -147,7 +147,7 @@ def _column_problems(table: pa.Table, name: str) -> Iterator[tuple[int, str]]:
     if column.required:
         yield from ((int(row), "missing") for row in np.flatnonzero(missing))
     if not column.per_token:
-        values = _scalars(table, name)
+        values = table[name].cast(pa.float64()).to_numpy()
         if name == "reward":
             bad, what = ~(np.abs(values) <= LARGEST), f"not finite, or beyond {LARGEST:g}"
         else:
@@ -220,7 +220,3 @@ def _flat(table: pa.Table, name: str) -> np.ndarray:
     if values.null_count and not pa.types.is_floating(values.type):
         values = values.fill_null(pa.scalar(False if pa.types.is_boolean(values.type) else -1, values.type))
     return values.to_numpy()
-
-
-def _scalars(table: pa.Table, name: str) -> np.ndarray:
-    return table[name].cast(pa.float64()).to_numpy()

@@ -93,16 +93,12 @@ class RolloutEngine(ABC):
     """
 
     tolerance: float | None = None
-    """Maximum mean difference from the actor's log-probabilities after a load of weights, in nats; None if no load can go
-    wrong."""
+    """Maximum mean difference from the actor's log-probabilities after a load, in nats; None if no load can go wrong."""
 
     @classmethod
     @abstractmethod
     def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str, **params: Any) -> None:
-        """Raise UserError, naming the alternatives, if this engine cannot run with these settings on this machine.
-
-        Builds nothing.
-        """
+        """Raise UserError, naming the alternatives, if this engine cannot run with these settings here. Builds nothing."""
 
     @classmethod
     def reports_routes(cls) -> ReportedRoutes:
@@ -116,34 +112,24 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Take the trainer's weights under their transformers names and cast them to the engine's own precision.
-
-        After an exception the engine holds no usable weights.
-        """
+        """Take the trainer's weights, by their transformers names, in the engine's precision. An exception leaves none usable."""
 
     @abstractmethod
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
-        """Sample one response per row.
-
-        prompts: [B, P] int64, shorter ones with PAD on the left. uniforms: [B, T] in [0, 1), the only source of randomness.
-        """
+        """Sample one response per row of prompts [B, P], padded on the left, by random numbers `uniforms` [B, T] in [0, 1)."""
 
     def resume(self, prompts: Tensor, begun: Tensor, going: Tensor, uniforms: Tensor) -> Rollout:
-        """Sample n more tokens of the R responses for which `going` [B] is true.
+        """Sample n more tokens of the R responses for which `going` [B] is true, after recomputing their context.
 
-        prompts: [B, P]. begun: the responses so far, [B, t]. uniforms: [B, n]. The present weights compute prompts and
-        beginnings anew. In the result, tokens, log-probabilities, versions and support cover the new tokens, [R, n]. Routes
-        also cover prompts and beginnings.
+        prompts: [B, P]. begun: the responses so far, [B, t]. uniforms: [B, n]. The result covers the new tokens, [R, n]; its
+        routes also cover prompts and beginnings.
         """
         there = going.to(uniforms.device)
         return self.generate(torch.cat([prompts, begun], 1)[going], uniforms[there])
 
     @abstractmethod
     def score(self, prompts: Tensor, tokens: Tensor) -> Tensor:
-        """Return log μ [B, T] in nats of given responses under the present weights; 0 on PAD.
-
-        prompts: [B, P], padded on the left. tokens: [B, T], the responses, with PAD after their end.
-        """
+        """Return log μ [B, T] in nats of responses `tokens` [B, T] to prompts [B, P] under the present weights; 0 on PAD."""
 
     def sleep(self) -> None:  # noqa: B027  an engine that shares no memory with the actor has none to lend
         """Lend device memory to the actor. `load_weights` takes it back, and must come before the next `generate`."""

@@ -1,8 +1,7 @@
 """Description of the models that the embedded engine computes: Llama, Qwen2, Qwen3 and Qwen3-MoE.
 
-The description is read off a transformers config. All these models are one decoder: RMS norms before attention and MLP, rotary
-positions, grouped queries, a SwiGLU. They differ in which matrices have a bias, and in whether queries and keys are normalised
-per head. In a mixture of experts the SwiGLU is replaced by several, the experts.
+All are one decoder: RMS norms before attention and MLP, rotary positions, grouped queries, a SwiGLU or a mixture of several.
+They differ in which matrices have a bias, and in whether queries and keys are normalised per head.
 """
 
 from __future__ import annotations
@@ -55,20 +54,14 @@ class Architecture(NamedTuple):
     """Whether the weights of a token's experts sum to 1."""
 
     def rotary(self, positions: int) -> tuple[Tensor, Tensor]:
-        """Cosine and sine tables of the rotary embedding, [positions, 1, head_dim] in fp32.
-
-        The first half of each sine row is negated.
-        """
+        """Cosine and sine tables of the rotary embedding, [positions, 1, head_dim] in fp32; half of each sine row is negated."""
         angles = torch.arange(positions, dtype=torch.float32)[:, None, None] * self.frequencies
         cos, sin = angles.cos() * self.magnitude, angles.sin() * self.magnitude
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def architecture_of(config: PretrainedConfig) -> Architecture:
-    """Read the architecture off a transformers config.
-
-    Raises UserError, naming the alternatives, if the engine cannot compute it.
-    """
+    """Read the architecture off a transformers config. Raises UserError, naming the alternatives, if it is not supported."""
     kind = config.model_type
     if kind not in MODELS:
         raise _refused(f"computes {', '.join(MODELS)}, not {kind}")

@@ -19,10 +19,7 @@ from harness.rollouts import Rollout, RolloutEngine
 from harness.tasks import PAD
 
 QUANTISED = 1.0
-"""Tolerated mean |log μ − log π| in nats for an engine with quantised weights, activations or KV cache.
-
-The weights of another policy give several nats. Unquantised engines have the tolerance of their compute dtype.
-"""
+"""Tolerated mean |log μ − log π| in nats for an engine with a quantised part. The weights of another policy give several."""
 UNNOTICED = 0.1
 """Share of the tolerance by which the actor's scores may move before an engine with unchanged answers counts as stale."""
 
@@ -40,10 +37,7 @@ class TrainedPolicy(Protocol):
 
 
 class SyncCheck:
-    """Checks an engine after each load of the actor's weights.
-
-    prompts: [n, P]. uniforms: [n, T], random numbers for sampling. Both are the same in every check.
-    """
+    """Checks an engine after each load of the actor's weights, by the same prompts [n, P] and random `uniforms` [n, T]."""
 
     def __init__(self, prompts: Tensor, uniforms: Tensor):
         self.prompts, self.uniforms = prompts, uniforms
@@ -53,10 +47,7 @@ class SyncCheck:
 
     @torch.no_grad()
     def __call__(self, engine: RolloutEngine, actor: TrainedPolicy) -> float | None:
-        """Return mean |log μ − log π| in nats; None if log π is not finite.
-
-        Raises UserError if the engine holds other weights.
-        """
+        """Return mean |log μ − log π| in nats; None if log π is not finite. Raises UserError on other weights."""
         rollout = engine.generate(self.prompts, self.uniforms)
         logp = actor.logp(self.prompts, rollout.tokens)[0]
         if not logp.isfinite().all():

@@ -44,14 +44,13 @@ ACTIVATION_CASTS: dict[str | None, Cast] = {
     "nvfp4_token": partial(casts.quantize_nvfp4, dim=-1),
 }
 INT8_EXACT_WIDTH = 1040
-"""Maximum width at which a sum of int8 products is exact in fp32, as in a kernel's int32: 127² · 1040 < 2²⁴. Wider sums use
-fp64."""
+"""Maximum width at which fp32 sums int8 products exactly, as a kernel's int32 does: 127² · 1040 < 2²⁴. Wider sums use fp64."""
 
 
 class EngineMatrix(NamedTuple):
-    """A weight matrix in the form by which the engine multiplies.
+    """A weight matrix as the engine multiplies by it: codes [K, N], bias [N], and the scale of the output.
 
-    codes: [K, N]. scale: of the output, scalar, [N] or [⌈K/128⌉, N]; None if the codes are the values. bias: [N].
+    scale: scalar, [N] or [⌈K/128⌉, N]; None if the codes are the values.
     """
 
     codes: Tensor

@@ -1,5 +1,4 @@
-"""The embedded rollout engine: Llama, Qwen2, Qwen3 or Qwen3-MoE really computed in the named precision, with a static KV
-cache.
+"""The embedded rollout engine: Llama and Qwen models, computed in the named precision with a static KV cache.
 
 Linear layers round as in `linear.py`; a mixture of experts is in `moe.py`. As in vLLM, q/k/v and gate/up are one matrix each,
 so a per-tensor scale spans them. The router, the head, the embedding and the norms stay in the compute dtype.
@@ -174,10 +173,7 @@ class LocalEngine(RolloutEngine):
         return self.resume(prompts, torch.zeros(len(prompts), 0, dtype=torch.int64), everyone, uniforms)
 
     def resume(self, prompts: Tensor, begun: Tensor, going: Tensor, uniforms: Tensor) -> Rollout:
-        """Continue responses by the computation of `generate`.
-
-        A response generated in parts equals, bit for bit, one generated at once with the same weights.
-        """
+        """Continue responses by the computation of `generate`: parts equal a whole response bit for bit, given equal weights."""
         uniforms = uniforms.to(self.device, torch.float64)
         begun, going = begun.to(self.device), going.to(self.device)
         start = begun.shape[1]
@@ -205,17 +201,11 @@ class LocalEngine(RolloutEngine):
         return self._walk(prompts, length, pick)[0]
 
     def score(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> Tensor:
-        """Log-probabilities [B, T] in nats of given tokens, 0 on PAD.
-
-        They have the bits that `generate` gives, computed in the same way.
-        """
+        """Log-probabilities [B, T] in nats of given tokens, 0 on PAD, with the bits that `generate` gives."""
         return self.score_routed(prompts, tokens, replay)[0]
 
     def score_routed(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes | None]:
-        """Return (log-probabilities [B, T] of given tokens in nats, routes taken or None for a dense model).
-
-        replay: recorded routes and sampling masks that replace this engine's own.
-        """
+        """Return (log-probabilities [B, T] of tokens in nats, routes taken or None). replay: records to take instead."""
         tokens = tokens.to(self.device)
         present = tokens != PAD
         ragged = not bool(present.all())
@@ -260,12 +250,14 @@ class LocalEngine(RolloutEngine):
         node = first.cumsum(0) - 1  # the node at which each of these rows stands
         tokens = torch.full((len(prompts), length), PAD, device=self.device)
         chosen = torch.zeros(len(prompts), length, device=self.device)
-        routes = self._unrouted(len(prompts), width + length - 1)
-        if routes is not None:
+        routes, s = None, self.shape
+        if s.experts:
+            routes = Routes.unrouted(len(prompts), width + length - 1, s.layers, s.per_token, s.experts, self.device)
             routes.put(rows, asked, nodes.routes_of(node))
             routes.ids[:, asked].masked_fill_((prompts == PAD)[..., None, None], no_route(routes.ids.dtype))
-        vocabulary = nodes.logits.shape[-1]
-        recorded = self._unrecorded(len(prompts), length, vocabulary)
+        vocabulary, recorded = nodes.logits.shape[-1], None
+        if self.sampling.record_support:
+            recorded = torch.zeros(len(prompts), length, -(-vocabulary // 8), dtype=torch.uint8, device=self.device)
         for t in range(length):
             logits = nodes.logits / self.sampling.temperature
             logp = (logits if support is not None else self._kept(logits)).log_softmax(-1)
@@ -303,14 +295,6 @@ class LocalEngine(RolloutEngine):
             cache = self._branch(cache, parents, at)
             padding = None if padding is None else padding[parents]
         return _Nodes(*self._forward(tokens[:, None], at, cache, padding, replay), cache, padding)
-
-    def _unrecorded(self, rows: int, length: int, vocabulary: int) -> Tensor | None:
-        shape = (rows, length, -(-vocabulary // 8))
-        return torch.zeros(shape, dtype=torch.uint8, device=self.device) if self.sampling.record_support else None
-
-    def _unrouted(self, rows: int, places: int) -> Routes | None:
-        s = self.shape
-        return Routes.unrouted(rows, places, s.layers, s.per_token, s.experts, self.device) if s.experts else None
 
     def _kept(self, logits: Tensor) -> Tensor:
         """Set logits to −inf outside the top_k most probable tokens, and outside the smallest set of these whose mass reaches

@@ -41,10 +41,7 @@ class Mixture:
         self.arithmetic, self.router, self.experts = arithmetic, router, experts
 
     def __call__(self, x: Tensor, replay: Routes | None) -> tuple[Tensor, Routes]:
-        """Return (outputs y [N, hidden], routes [N, k]) of rows x [N, hidden].
-
-        replay: experts to use at the places that have a route in it, with its weights if it has any.
-        """
+        """Return (outputs y [N, hidden], routes [N, k]) of rows x [N, hidden]. replay: experts and weights to use if given."""
         routes = self.route(x, replay)
         order = routes.ids.flatten().argsort(stable=True)  # the N·k slots, sorted by expert
         counts = torch.bincount(routes.ids.flatten(), minlength=len(self.experts)).tolist()
@@ -63,8 +60,7 @@ class Mixture:
     def route(self, x: Tensor, replay: Routes | None) -> Routes:
         """Choose the experts of rows x [N, hidden]: routes [N, k] with int64 ids, and margins [N].
 
-        replay: experts to take instead, where it has a route. Their weights come from the router's probabilities for x unless
-        replayed.
+        replay: experts to take where it has a route. Their weights come from the router's probabilities for x unless replayed.
         """
         k, finish = self.router.per_token, self._finish
         probabilities = finish(x @ self.router.gate).softmax(-1)
@@ -87,10 +83,7 @@ class Mixture:
         return x if self.router.exact else self.arithmetic.round(x)
 
     def _grouped(self, codes: Tensor, scale: Tensor | None, counts: list[int], layer: int) -> Tensor:
-        """Products of rows with one layer of their experts.
-
-        The rows are sorted by expert; counts: number of rows of each expert.
-        """
+        """Products of rows with one layer of their experts. Rows are sorted by expert; counts: number of rows of each expert."""
         scales = [None] * len(counts) if scale is None else scale.split(counts)
         parts = zip(codes.split(counts), scales, self.experts, strict=True)
         return torch.cat([self.arithmetic.product(part, s, weights[layer]) for part, s, weights in parts if len(part)])

@@ -70,10 +70,7 @@ class Noise:
 
 
 def check_noise(params: Mapping[str, Any], *sizes: str) -> None:
-    """Raise UserError if an engine's parameters set the persistence or the seed of a noise whose size is 0.
-
-    sizes: parameter names of the noises.
-    """
+    """Raise UserError if parameters set the persistence or the seed of a noise whose size is 0. sizes: names of the noises."""
     for key in sizes:
         if (value := params.get(f"{key}_persistence", 0.0)) and not params.get(key, 0.0):
             raise UserError(f"rollout.engine.{key}_persistence={value} has no effect with {key}=0; set one or the other")

@@ -18,10 +18,7 @@ class Recorded(NamedTuple):
     routes: Routes | None = None
     """Experts that a pass takes; None if each pass chooses its own."""
     support: Tensor | None = None
-    """Tokens that top_p and top_k left at each place, [B, T, ⌈V/8⌉] uint8 as `pack` makes it; all 0 after a response's end.
-
-    A pass renormalises over these tokens; None: over all tokens.
-    """
+    """Tokens over which a pass renormalises, [B, T, ⌈V/8⌉] uint8 as `pack` makes it, 0 after the end; None: all tokens."""
 
     def of(self, rows: Any) -> Recorded:
         """The records of some rows. rows: any index of the first dimension."""

@@ -14,11 +14,10 @@ def differs(rows: Tensor) -> Tensor:
 
 
 def children(keys: Tensor, replay: Routes | None) -> tuple[Tensor, Tensor, Routes | None]:
-    """Group rows into the nodes of the next place. Returns (key of each node in ascending order, node of each row, routes of
-    each node).
+    """Group rows into nodes of the next place. Returns (ascending key of each node, node of each row, routes of each node).
 
-    keys [B]: one number for each pair of parent node and token. replay: routes of the rows; rows of one key with different
-    routes get different nodes.
+    keys [B]: one number for each pair of parent node and token. replay: routes of the rows. Different routes get different
+    nodes.
     """
     if replay is None:
         return (*keys.unique(return_inverse=True), None)

@@ -19,15 +19,14 @@ from harness.tasks import PAD, EnvironmentTask, Task
 Write = Callable[[Tensor, Tensor, Tensor, int], Rollout]
 """Function that writes a turn of the policy and returns its rollout [n, length].
 
-Arguments: (contexts [n, L] with PAD on the left, their row numbers [n], the place [n] where each answer goes on, length:
-maximum number of tokens)."""
+Arguments: contexts [n, L] padded on the left, row numbers [n], the place [n] where each answer goes on, and the most tokens.
+"""
 
 
 def respond(engine: RolloutEngine, task: Task, prompts: Tensor, uniforms: Tensor) -> Rollout:
-    """Sample one response per row, in turns if the task has an environment.
+    """Sample one response per row of prompts [B, P], in turns if the task has an environment.
 
-    prompts: [B, P]. uniforms: [B, T]. The number at place t draws the token at place t of an answer, so that a response
-    depends on its own row alone.
+    uniforms: [B, T]. The number at place t draws the token at place t, so that a response depends on its own row alone.
     """
     if not isinstance(task, EnvironmentTask):
         return engine.generate(prompts, uniforms)

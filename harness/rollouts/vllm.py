@@ -64,8 +64,7 @@ INT8_CHECKPOINT = {
 MAX_SEQUENCES = 512
 """Maximum number of responses decoded side by side; the rest wait."""
 PREFILL_TOKENS = 16384
-"""Maximum number of prompt tokens in one forward pass. Prompts are never cut in two: a prefill in chunks loses the seed on a CPU
-(vLLM 0.32)."""
+"""Maximum number of prompt tokens in a forward pass. On a CPU, a prefill cut into chunks would lose the seed (vLLM 0.32)."""
 
 
 class VllmEngine(RolloutEngine):
@@ -247,10 +246,7 @@ class VllmEngine(RolloutEngine):
         return [answer.outputs[0] for answer in self._answers(prompts, sampling)]
 
     def _answers(self, rows: Tensor, sampling: Any) -> list[Any]:
-        """Return vLLM's answers to this rank's rows [B, L], which are requested without their PAD.
-
-        sampling: one setting for each row of the ranks that share this engine, or one for all rows.
-        """
+        """Return vLLM's answers to this rank's rows [B, L], requested without PAD. sampling: one setting, or one per row."""
         requests = [{"prompt_token_ids": row[row != PAD].tolist()} for row in self._of_group(rows)]
         with _explained("generation failed"):
             answers = self.llm.generate(requests, sampling, use_tqdm=False)
@@ -288,10 +284,7 @@ class VllmEngine(RolloutEngine):
             torch.cuda.empty_cache()
 
     def _complete(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Iterate over the weights in the form that vLLM's loader takes.
-
-        Raises ValueError on an unknown weight, and at the end if one is missing, which the loader would not notice.
-        """
+        """Iterate over the weights for vLLM's loader. Raises ValueError on an unknown or missing one, unnoticed by the loader."""
         missing = dict(self.expected)
         for name, weight in weights:
             if missing.pop(name, None) != weight.shape:
@@ -308,10 +301,7 @@ class VllmEngine(RolloutEngine):
 
 
 def _memory() -> dict[str, float]:
-    """Share of GPU memory that vLLM may use, as a vLLM option: most of what the actor has left.
-
-    vLLM starts only if the share `gpu_memory_utilization` is free, even if the size of its KV cache is given.
-    """
+    """Share of GPU memory that vLLM may use, as an option: most of what is left. Without it vLLM would ask for nearly all."""
     if not torch.cuda.is_available():
         return {}
     free, total = torch.cuda.mem_get_info()
@@ -323,10 +313,7 @@ def _ranks() -> int:
 
 
 def _check_ranks(tensor_parallel: int) -> None:
-    """Raise UserError unless groups of `tensor_parallel` ranks can hold engines together.
-
-    On a CPU this also removes the shared memory that killed ranks left.
-    """
+    """Raise UserError unless groups of `tensor_parallel` ranks can hold engines. On a CPU, remove killed ranks' shared memory."""
     if tensor_parallel < 1 or _ranks() % tensor_parallel:
         raise UserError(f"rollout.engine.tensor_parallel={tensor_parallel}: must divide the number of ranks, {_ranks()}")
     if tensor_parallel > 1 and not torch.cuda.is_available():
@@ -372,8 +359,8 @@ def _explained(what: str) -> Iterator[None]:
 def _pack_tied_heads(model: torch.nn.Module) -> None:
     """Pack tied output heads again after a reload.
 
-    vLLM 0.32 on a CPU multiplies by a packed copy of the head, and a reload packs only the weights that it loads. A tied head is
-    loaded as the embedding, so its copy would keep the weights of the version before.
+    vLLM 0.32 on a CPU multiplies by a packed copy of the head. A reload does not renew that of a tied head, loaded as
+    embedding.
     """
     layer: Any
     for layer in model.modules():
@@ -382,10 +369,7 @@ def _pack_tied_heads(model: torch.nn.Module) -> None:
 
 
 def _forget_packed_experts(model: torch.nn.Module) -> None:
-    """Forget the kernels that hold packed weights of experts, so that a reload makes them anew.
-
-    vLLM 0.32 on a CPU packs these weights only when it makes a kernel, and would otherwise go on with the old ones.
-    """
+    """Forget kernels with packed expert weights: vLLM 0.32 on a CPU would keep the old weights after a reload."""
     for layer in model.modules():
         method: Any = getattr(layer, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:

@@ -19,9 +19,9 @@ LARGEST_TOP_K, TIES = 1000, 32
 
 
 def support(samples: list[Any], length: int, vocabulary: int, ranked: int) -> Tensor:
-    """Make `Rollout.support` from vLLM's `ranked` most probable tokens per place: those whose log-probability is finite.
+    """Make `Rollout.support` from vLLM's `ranked` most probable tokens per place: those of finite log-probability.
 
-    Raises UserError if all `ranked` log-probabilities are finite, because the support may then have more tokens.
+    Raises UserError if all of them are finite, because the support may then have more tokens.
     """
     rows = []
     for sample in samples:
@@ -39,11 +39,7 @@ def support(samples: list[Any], length: int, vocabulary: int, ranked: int) -> Te
 
 
 def expert_ids(samples: list[Any], prompts: Tensor, length: int, shape: PretrainedConfig) -> Tensor:
-    """Make `Rollout.expert_ids` from the experts that vLLM reports for each response, [tokens, layers, k] from the prompt's
-    start.
-
-    Raises RuntimeError on a report of another shape.
-    """
+    """Make `Rollout.expert_ids` from vLLM's experts [tokens, layers, k] of each response. Raises RuntimeError on other shapes."""
     width = prompts.shape[1]
     ids = Routes.unrouted(
         len(samples), width + length - 1, shape.num_hidden_layers, shape.num_experts_per_tok, expert_count(shape), prompts.device

@@ -110,10 +110,7 @@ def can_report_routes() -> bool:
 
 
 def remove_stale_segments(rank: int) -> None:
-    """Remove the shared memory of `rank` that a killed run left on a CPU. Running processes that have it open keep it.
-
-    vLLM names this memory by the rank alone, and refuses to start if the name exists.
-    """
+    """Remove the shared memory that a killed run left for `rank` on a CPU; vLLM would refuse to start. Others keep it open."""
     for segment in Path("/dev/shm").glob(f"-tp:*-cpushm_{rank}"):
         segment.unlink(missing_ok=True)
 
@@ -129,10 +126,7 @@ def head_sizes() -> tuple[int, ...]:
 
 
 def forget_reloading(model: torch.nn.Module) -> None:
-    """Drop vLLM's records for reloading a model, so that its layers and KV cache can be freed.
-
-    vLLM 0.32 keeps the records under weak keys, but each record refers to its layer and keeps the layer alive.
-    """
+    """Drop vLLM's records for reloading a model, which in vLLM 0.32 would keep its layers and KV cache alive."""
     from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
 
     for layer in model.modules():

@@ -1,7 +1,6 @@
-"""The version of the code that runs. Torch-free, so that a launcher can read it.
+"""The version of the running code. Torch-free, so that a launcher can read it.
 
-A sweep on a cluster runs from a snapshot of the code. A snapshot lies outside the repository, so the file `snapshot.json` beside
-its packages states its version.
+A code snapshot lies outside the repository, so the file `snapshot.json` beside its packages states its version.
 """
 
 from __future__ import annotations

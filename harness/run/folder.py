@@ -62,18 +62,12 @@ class RunFolder:
             yield self
 
     def write(self, name: str, content: Any, *, durable: bool = True) -> None:
-        """Replace the JSON file `name` atomically: a reader or a crash sees the old or the new content, never a part.
-
-        durable: whether the new content survives a power failure from here on.
-        """
+        """Replace the JSON file `name` atomically. durable: return once a power failure cannot undo it."""
         with writing(self.path):
             write_file(self.path, name, json.dumps(content, indent=2, sort_keys=True) + "\n", durable=durable)
 
     def status(self, state: str, **more: Any) -> None:
-        """Record the state of the run, one of STATES, with further fields such as `step` and `steps`.
-
-        An end survives a power failure, and so do the rows before it. The state `running` need not, and is not flushed.
-        """
+        """Record the state of the run, one of STATES, with further fields such as `step`. An end survives a power failure."""
         assert state in STATES
         if state in FINISHED:
             self.sync()
@@ -128,7 +122,8 @@ class RunFolder:
     def state(self) -> str:
         """State of the run, one of STATES; `queued` if it has not started, or if a power failure emptied its status."""
         status = self.path / "status.json"
-        return self.read("status.json")["state"] if status.exists() and not _is_empty(status) else "queued"
+        empty = status.is_file() and not status.stat().st_size
+        return self.read("status.json")["state"] if status.exists() and not empty else "queued"
 
     @property
     def checkpoints(self) -> dict[int, Path]:
@@ -142,18 +137,14 @@ class RunFolder:
         return max(self.checkpoints, default=0)
 
     def metrics(self) -> list[dict[str, float]]:
-        """Rows of metrics, one per step, in order, each with its `step`.
-
-        If a resume recorded a step again, the later row counts.
-        """
+        """Rows of metrics, one per step, in order, each with its `step`. Of a step recorded twice, the later row counts."""
         return self._last_rows("metrics.jsonl")
 
     def questions(self) -> list[dict[str, Any]]:
-        """Rewards per prompt, one row per evaluation, in order, each with its `step`. If a step was recorded again, the later
-        row counts.
+        """Rewards per prompt, one row per evaluation, in order. Of a step recorded twice, the later row counts.
 
-        Two runs of equal warm start and evaluation.prompts have the same prompts in the same positions, so their rewards can
-        be paired.
+        Runs of equal warm start and evaluation.prompts have the same prompts in the same positions, so their rewards can be
+        paired.
         """
         return self._last_rows("questions.jsonl")
 
@@ -171,15 +162,13 @@ class RunFolder:
         return list(self._rows("events.jsonl"))
 
     def _rows(self, name: str) -> Iterator[dict[str, Any]]:
-        """Rows of a file of JSON lines.
-
-        Lines cut short by a kill are skipped, because the resumed run has recorded their steps again.
-        """
+        """Rows of a file of JSON lines. Lines cut short by a kill are skipped: the resumed run recorded their steps again."""
         try:
             rows = jsonl.read(self.path / name)
         except OSError as error:
             raise Unavailable(f"{self.path / name}: unreadable ({error.strerror})") from None
-        return (row for row in rows if row is not None and _is_step(row.get("step")))
+        stepped = (row for row in rows if row is not None and type(row.get("step")) is int)
+        return (row for row in stepped if 0 <= row["step"] <= LAST_STEP)
 
 
 class ReadOnlyRunFolder(RunFolder):
@@ -197,14 +186,6 @@ class ReadOnlyRunFolder(RunFolder):
 
     def _append(self, name: str, row: dict[str, Any]) -> None:
         pass
-
-
-def _is_empty(path: Path) -> bool:
-    return path.is_file() and not path.stat().st_size
-
-
-def _is_step(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= LAST_STEP
 
 
 def changes(diff: str | None) -> str:

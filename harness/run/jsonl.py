@@ -31,10 +31,7 @@ def loads(text: bytes) -> Any:
 
 
 def content(path: Path) -> bytes:
-    """The bytes of a regular file of at most LARGEST bytes. Raises OSError on any other file.
-
-    A pipe would block its reader for ever, and some devices have no end.
-    """
+    """The bytes of a regular file of at most LARGEST bytes. Raises OSError on any other file; a pipe would block its reader."""
     with bounded(path), open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
@@ -45,10 +42,7 @@ def content(path: Path) -> bytes:
 
 
 def append(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Append one JSON line per row. The file is locked during the write, since processes on several nodes may append to it.
-
-    Raises OSError if the write fails, for example on a full disk, and if the file is a link.
-    """
+    """Append one JSON line per row, under a lock that holds across nodes. Raises OSError if it fails or the file is a link."""
     text = "".join(json.dumps(row) + "\n" for row in rows)
     with open_own(path, "ab+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -64,10 +58,7 @@ def load(path: Path) -> Any:
 
 
 def read(path: Path) -> list[dict[str, Any] | None]:
-    """The JSON object on each line of a file, None for an invalid line. Empty if the file is missing.
-
-    Raises OSError if it cannot be read, and UserError if its content takes too much memory.
-    """
+    """The JSON object on each line of a file, None for an invalid line; empty if missing. Raises OSError or UserError."""
     if not path.exists():
         return []
     with bounded(path):

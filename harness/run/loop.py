@@ -15,19 +15,16 @@ from harness.config import Config
 from harness.errors import Unavailable, UserError
 from harness.run import checkpoint
 from harness.run.folder import FINISHED, ReadOnlyRunFolder, RunFolder
-from harness.run.mirrors import Mirrors
 from harness.run.provenance import provenance
 from harness.run.signals import Preempted, RunProgress, StopRequest, stop_signals
+from harness.run.wandb import Tracker
 from harness.train.ranks import Ranks, check_ranks, join
 from harness.train.trainer import Trainer
 from harness.validate import check
 
 
 class Run:
-    """One run: its trainer, its folder, its detectors, and the loop over its steps.
-
-    Life cycle: constructed, then `train` once, which resumes from the last checkpoint if there is one.
-    """
+    """One run: its trainer, its folder, its detectors, and the loop over its steps. Call `train` once."""
 
     def __init__(self, plan: Plan, folder: RunFolder):
         self.config, self.folder, self.ranks = plan.config, folder, join()
@@ -43,7 +40,7 @@ class Run:
         step = self.resume()
         request.at_once = False
         folder.status("running", step=step, steps=c.steps)
-        track, progress = Mirrors(c, folder.path, step), RunProgress(step, c.steps)
+        track, progress = Tracker(c, folder.path), RunProgress(step, c.steps)
         exit_code, ending = 1, {"state": "interrupted"}
         try:
             self._record_missing_events(step, track)
@@ -73,8 +70,8 @@ class Run:
         finally:
             track.finish(exit_code, **ending)
 
-    def record(self, step: int, metrics: dict[str, float], track: Mirrors) -> None:
-        """Record the metrics of a step, and the events that they complete, in the run folder and its mirrors."""
+    def record(self, step: int, metrics: dict[str, float], track: Tracker) -> None:
+        """Record the metrics of a step, and the events that they complete, in the run folder and in W&B."""
         self.folder.log_metrics(step, metrics)
         track.log(step, metrics)
         if metrics.get("correction/kept_tokens") == 0:
@@ -82,14 +79,14 @@ class Run:
         for name in self.detectors.observe(step, metrics):
             self._record_event(step, name, track)
 
-    def _record_missing_events(self, step: int, track: Mirrors) -> None:
+    def _record_missing_events(self, step: int, track: Tracker) -> None:
         """Record the detector events that the checkpoint has but this folder lacks. A new branch lacks all of them."""
         recorded = {event.get("detector") for event in self.folder.events()}
         for name in self.detectors.events.keys() - recorded:
             self._record_event(step, name, track)
 
-    def _record_event(self, step: int, name: str, track: Mirrors) -> None:
-        """Record a detector's event in the run folder and its mirrors."""
+    def _record_event(self, step: int, name: str, track: Tracker) -> None:
+        """Record a detector's event in the run folder and in W&B."""
         role, event = self.detectors.role(name), self.detectors.events[name]
         self.folder.log_event(role, step, detector=name, **event)
         track.event(step, role, name, event)
@@ -123,7 +120,7 @@ def train(config: Config) -> str:
         state = _train_in(RunFolder(config.path), plan, ranks)
         print(f"{state}: {config.path}", flush=True)
         return state
-    config = config.model_copy(update={"tracking": config.tracking.model_copy(update={"mode": "disabled", "tensorboard": False})})
+    config = config.model_copy(update={"tracking": config.tracking.model_copy(update={"mode": "disabled"})})
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         return _train_in(ReadOnlyRunFolder(config.path), plan._replace(config=config), ranks)
 

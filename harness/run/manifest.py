@@ -1,7 +1,4 @@
-"""Detection of damaged checkpoints by the SHA-256 of their files, and reading of their state.
-
-Torch-free, so importing it is fast.
-"""
+"""Detection of damaged checkpoints by the SHA-256 of their files, and reading of their state. Torch-free."""
 
 from __future__ import annotations
 

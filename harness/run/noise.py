@@ -1,6 +1,4 @@
-"""Synthetic noise with the same mismatch (K3) as a run, to separate the effect of the size of a mismatch from that of its
-structure.
-"""
+"""Search for synthetic noise of the same K3 as a run, to separate a mismatch's size from its structure."""
 
 from __future__ import annotations
 

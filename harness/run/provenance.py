@@ -1,7 +1,4 @@
-"""Record of the code, versions and machine that produced a result.
-
-Environment variables are omitted because they may hold secrets.
-"""
+"""Record of the code, versions and machine that produced a result. Environment variables may hold secrets and are omitted."""
 
 from __future__ import annotations
 

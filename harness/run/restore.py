@@ -69,10 +69,7 @@ def transplant(checkpoint: Checkpoint, run: RunFolder) -> None:
 
 @contextmanager
 def parts_at(checkpoint: Checkpoint) -> Iterator[Parts]:
-    """Context manager that builds the parts of a run with the policy of a checkpoint. The run's folder is not changed.
-
-    The parts can sample, score and reward.
-    """
+    """Context manager that builds the parts of a run with the policy of a checkpoint. The run's folder is not changed."""
     from safetensors.torch import load_file
 
     from harness.train.data.rewards import COEF

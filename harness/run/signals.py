@@ -39,10 +39,7 @@ class RunProgress:
 
 
 class Preempted(SystemExit):
-    """Raised when a signal stops a run. The run resumes at its next start.
-
-    As in a shell, the exit code is 128 + the signal's number.
-    """
+    """Raised when a signal stops a run, which resumes at its next start. The exit code is 128 + the signal's number."""
 
     def __init__(self, number: int):
         super().__init__(128 + number)
@@ -50,10 +47,9 @@ class Preempted(SystemExit):
 
 
 class StopRequest:
-    """Record of a signal that asks the run to stop.
+    """Record of a signal that asks the run to stop. number: the signal's number, 0 before any signal.
 
-    number: the signal's number, 0 before any signal. at_once: whether a signal ends the run immediately, because nothing can
-    be saved yet. Otherwise the run checks `number` at points where it can save.
+    at_once: whether a signal ends the run immediately, because nothing can be saved yet. Otherwise the run checks `number`.
     """
 
     def __init__(self, *, at_once: bool):
@@ -67,10 +63,7 @@ class StopRequest:
 
 @contextmanager
 def stop_signals(*, at_once: bool) -> Iterator[StopRequest]:
-    """Context manager in whose body signals ask the run to stop instead of ending the process.
-
-    The signals are Ctrl-C, SIGTERM and SIGUSR2. Slurm sends SIGUSR2 before it takes the node away.
-    """
+    """Context manager in whose body Ctrl-C, SIGTERM and SIGUSR2 (Slurm's warning) ask the run to stop."""
     request = StopRequest(at_once=at_once)
     caught = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
     before = [signal.signal(number, request) for number in caught]

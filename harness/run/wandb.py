@@ -1,9 +1,8 @@
-"""W&B as a mirror of the run folder. The only file that imports wandb to write.
+"""W&B as a mirror of the run folder, which is the record. The only file that imports wandb to write.
 
-The mirror is offline unless an API key is present. Its id is the hash of the config, and the step is always explicit. So the
-the fragments that resumed runs leave behind can be merged. It holds everything that `analysis` needs of a run: the config with
-the provenance, every row, and each event and the outcome as flat summary scalars. The run folder is the record, so a failure
-of the mirror never stops a run. `push_report` uploads a report beside the runs.
+The mirror is offline unless an API key is present. Its id is the hash of the config, and its steps are explicit, so the
+fragments of resumed runs can be merged. It holds all that `analysis` needs of a run: the config with the provenance, every
+row, and each event and the outcome as flat summary scalars. A failure of the mirror never stops a run.
 """
 
 from __future__ import annotations
@@ -55,10 +54,7 @@ class Tracker:
             self._guarded(lambda: self._run.log(metrics, step=step, commit=True))
 
     def event(self, step: int, role: str, detector: str, event: dict[str, Any]) -> None:
-        """Mirror a detector's event as a summary scalar immediately, so that a killed run keeps it.
-
-        A collapse also sends an alert.
-        """
+        """Mirror a detector's event as a summary scalar immediately, so that a killed run keeps it. A collapse sends an alert."""
         if self._run is not None:
             self._guarded(lambda: self._run.summary.update({f"onset/{detector}": event["onset"]}))
         if self._run is not None and role == "collapse":
@@ -129,10 +125,7 @@ class Tracker:
 
 
 def _record(config: dict[str, Any], folder: Path) -> str:
-    """Config and provenance of a run as JSON text, because W&B drops empty keys.
-
-    A short hash replaces the uncommitted changes.
-    """
+    """Config and provenance of a run as JSON text, because W&B drops empty keys. A hash replaces the uncommitted changes."""
     recorded = (folder / "provenance.json").exists()
     processes = RunFolder(folder).read("provenance.json")["processes"] if recorded else []
     return json.dumps({"config": config, "provenance": [{**process, "diff": changes(process["diff"])} for process in processes]})
@@ -147,11 +140,10 @@ def _keep_home_empty(root: Path) -> None:
 
 
 def push_report(folder: Path, sweep: str, project: str) -> str:
-    """Upload the report in `folder` as a W&B run: the page, the figures as images, the table of arms, and all files as an
-    artifact.
+    """Upload the report in `folder` as a W&B run, with its page, figures, table of arms and files. Returns its address.
 
-    With WANDB_API_KEY it goes to the server, else into an offline run below `folder`/wandb, which `wandb sync` can send later.
-    Returns the address of the run, or the folder of the offline run. Raises UserError with the cause if W&B refuses.
+    Without WANDB_API_KEY it is an offline run below `folder`/wandb, which `wandb sync` can send later; then the folder is
+    returned. Raises UserError with the cause if W&B refuses.
     """
     import pandas as pd
     import wandb

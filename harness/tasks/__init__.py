@@ -61,9 +61,7 @@ class TokenTask(Task, Protocol):
     vocab_size: int
 
     def demonstrations(self, prompts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """A demonstration for each prompt, [N, answer_length]: usually right, but with errors, so that RL has something to
-        learn.
-        """
+        """A demonstration for each prompt, [N, answer_length]: usually right, with some errors that RL can correct."""
 
 
 @runtime_checkable
@@ -100,10 +98,7 @@ class EnvironmentTask(Protocol):
     """Tokens at which the engine stops and the environment is asked for a reply."""
 
     def reply(self, turn: list[int]) -> list[int]:
-        """Tokens of the environment's reply to the tokens of a turn. An empty reply lets the policy continue the turn.
-
-        The reply depends on the turn alone.
-        """
+        """Tokens of the environment's reply to a turn, which alone decides it. An empty reply continues the turn."""
 
 
 def stops(task: Task) -> tuple[int, ...]:

@@ -1,7 +1,6 @@
 """Generated sums for a language model, such as "What is 26 + 28?", with an exact verifier. They need no data files.
 
-Three settings change the difficulty: digits of a number, terms of a sum, operators. The prompts depend on these and on their
-number alone.
+The digits of a number, the terms of a sum and the operators set the difficulty, and the prompts.
 """
 
 from __future__ import annotations

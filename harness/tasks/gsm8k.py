@@ -14,9 +14,7 @@ SPLITS = {"train": "main/train-00000-of-00001.parquet", "held_out": "main/test-0
 
 
 class Gsm8k(Jsonl):
-    """The GSM8K task, read from the hub, or with task.path from a local JSONL whose records have the keys `question` and
-    `answer`.
-    """
+    """The GSM8K task, read from the hub, or with task.path from JSON lines whose records have `question` and `answer`."""
 
     def load(self, split: str) -> list[dict[str, Any]]:
         if self.config.path is not None:

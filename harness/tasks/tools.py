@@ -46,10 +46,7 @@ class Tools(arithmetic.Sums):
         return f"What is {written}?{self.config.instruction}"
 
     def reply(self, turn: list[int]) -> list[int]:
-        """Tokens of the calculator's reply to the last call of a turn; empty without a call.
-
-        The turn is decoded only to find the call.
-        """
+        """Tokens of the calculator's reply to the last call of a turn; empty without a call."""
         calls = CALL.findall(str(self.tokenizer.decode(turn, skip_special_tokens=True)))
         return self.tokenizer(reply(calls[-1]), add_special_tokens=False)["input_ids"][:REPLY_LENGTH] if calls else []
 
@@ -62,9 +59,6 @@ def reply(expression: str) -> str:
 
 
 def verify(response: str, record: dict[str, Any]) -> float:
-    """Reward 1 if the last whole number after the last reply is the record's `value`, else 0.
-
-    Calls without a reply are ignored.
-    """
+    """Reward 1 if the last whole number after the last reply is the record's `value`, else 0. A call without reply is ignored."""
     last = ANSWERED.split(response)[-1]
     return arithmetic.verify(CALL.sub("", last), record)

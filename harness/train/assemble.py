@@ -22,10 +22,7 @@ Shaping = Callable[[Responses], tuple[Responses, dict[str, Tensor]]]
 
 
 class Assembler:
-    """Makes the training batch of a step, with advantages, from its responses.
-
-    shaping: a function by which an option changes the rewards; None keeps the task's rewards.
-    """
+    """Makes a step's training batch, with advantages, from its responses. shaping: changes the rewards; None for no change."""
 
     def __init__(self, plan: Plan, critic: Values | None, shaping: Shaping | None = None):
         self.config, self.task, self.shaping = plan.config, plan.task, shaping
@@ -54,10 +51,7 @@ class Assembler:
         return made, metrics | of_penalty
 
     def _segment_numbers(self, rollout: Rollout) -> Tensor | None:
-        """Return the number of each token's segment within its response, [B, T]; None for a task without turns.
-
-        A segment is a turn. With segments=version it is a run of tokens that one version of the weights sampled.
-        """
+        """Number of each token's segment in its response, [B, T]: a turn, or with segments=version a version's run of tokens."""
         if self.config.segments == "version":
             return torch.nn.functional.pad((rollout.version.diff(dim=1) != 0).cumsum(1), (1, 0))
         if not isinstance(self.task, TurnTask):

@@ -32,10 +32,7 @@ class DeepSpeedCritic(DeepSpeedModel):
         super().__init__(ValueModel(net), settings, shares=can_share(net.config))
 
     def values(self, prompts: Tensor, tokens: Tensor) -> Tensor:
-        """Return the value V of the state before each token, [B, T] with gradient; 0 on padding.
-
-        prompts: [B, P]. tokens: [B, T]. Equal rows are computed once.
-        """
+        """Return the value V of the state before each token, [B, T] with gradient; 0 on padding. Equal rows are computed once."""
         prompts, tokens, _, place = self.distinct_rows(prompts, tokens)
         (values,) = self.by_token(prompts, tokens)
         return values[place]
@@ -44,9 +41,8 @@ class DeepSpeedCritic(DeepSpeedModel):
 class Critic:
     """Learns the value V of each state of a response. Its targets are the returns A + V of the sampled responses.
 
-    Life cycle: for each step `values` of its responses, then `update` on its batch. Every rank makes the same calls.
-
-    net: the model to train. It must share no weights with the policy, but may be a copy of it.
+    Life cycle: for each step `values`, then `update`; every rank makes the same calls. net: the model to train, which shares
+    no weights with the policy.
     """
 
     def __init__(self, net: PreTrainedModel, config: Config):
@@ -55,10 +51,7 @@ class Critic:
 
     @torch.no_grad()
     def values(self, prompts: Tensor, tokens: Tensor) -> Tensor:
-        """Return the value V of the state before each token, [B, T] without gradient, for the rows of all ranks.
-
-        prompts: [B, P]. tokens: [B, T]. Rows are computed one mini-batch at a time. Collective: every rank calls it.
-        """
+        """Return the value V before each token, [B, T] without gradient, one mini-batch at a time. Collective."""
         values = torch.zeros(tokens.shape, device=tokens.device)
         for rows in torch.arange(len(tokens)).chunk(self.config.actor.num_minibatches):
             for part in self._parts(prompts[rows], tokens[rows]):

@@ -19,20 +19,14 @@ from harness.train.scorer import Scorer
 
 
 class Question(NamedTuple):
-    """Which prompts an evaluation uses, and which policy answers them.
-
-    split: held_out or train. policy: own (the trainer's) or rollout.
-    """
+    """A split of prompts (held_out or train), and the policy that answers them: own (the trainer's) or rollout."""
 
     split: str
     policy: str
 
 
 class Evaluator:
-    """Evaluates policies by their reward on held-out prompts [N, P], and measures probes.
-
-    Raises UserError if evaluation.prompts or evaluation.train_prompts asks for more prompts than there are.
-    """
+    """Evaluates policies on held-out prompts [N, P], and measures probes. Raises UserError if there are too few prompts."""
 
     def __init__(self, plan: Plan, sampler: Sampler, scorer: Scorer, prompts: Tensor):
         self.config, self.sampler, self.scorer = plan.config.evaluation, sampler, scorer
@@ -41,10 +35,7 @@ class Evaluator:
         self.probes = Probes(plan, sampler, scorer)
 
     def _asked(self, key: str, number: int, prompts: Tensor, there: str) -> Tensor:
-        """Return the first `number` prompts, each repeated for its samples: [number · samples, P].
-
-        Raises UserError if there are fewer.
-        """
+        """Return the first `number` prompts, each repeated for its samples, [number · samples, P]. Raises UserError."""
         if number > len(prompts):
             raise UserError(f"evaluation.{key}={number}: only {len(prompts)} prompts {there}; ask for no more")
         return prompts[:number].repeat_interleave(self.config.samples, dim=0)
@@ -88,9 +79,7 @@ class Evaluator:
         return reward.reshape(-1, self.config.samples)
 
     def probe(self, version: int) -> dict[str, float]:
-        """Metrics of the mismatch that the precisions of evaluation.probe have with the actor's weights, as `Probes.measure`
-        returns them.
-        """
+        """Metrics of the mismatch of each precision of evaluation.probe with the actor's weights (`Probes.measure`)."""
         return self.probes.measure(version, self.prompts, self._uniforms(self.prompts))
 
     def _uniforms(self, prompts: Tensor) -> Tensor:

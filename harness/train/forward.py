@@ -29,10 +29,7 @@ def micro_batches(ranks: Ranks, micro_tokens: int | None, prompts: Tensor, token
 
 
 class TrainingForward:
-    """Computes log π_θ of a mini-batch in exactly the shapes of training, so that unchanged weights give the same bits.
-
-    micro_tokens: maximum tokens of one forward pass, padding included; None for no limit.
-    """
+    """Computes log π_θ of a mini-batch in exactly the shapes of training, so that unchanged weights give the same bits."""
 
     def __init__(self, actor: Actor, ranks: Ranks, micro_tokens: int | None):
         self.actor, self.ranks, self.micro_tokens = actor, ranks, micro_tokens
@@ -43,10 +40,7 @@ class TrainingForward:
 
     @torch.no_grad()
     def __call__(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> Tensor:
-        """Return log π_θ of a whole mini-batch, [B, T] in nats, without gradient. Collective: every rank calls it.
-
-        prompts: [B, P]. tokens: [B, T]. replay: see `Actor.logp`.
-        """
+        """Return log π_θ of a whole mini-batch, [B, T] in nats, without gradient. Collective. replay: see `Actor.logp`."""
         logp = torch.zeros(tokens.shape, device=tokens.device)
         for rows in self.micro_batches(prompts, tokens):
             logp[rows] = self.actor.logp(prompts[rows], tokens[rows], None if replay is None else replay.of(rows))[0]
@@ -54,10 +48,7 @@ class TrainingForward:
 
     @torch.no_grad()
     def with_routes(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes]:
-        """Return (log π_θ [B, T] of a mini-batch, routes that its forward pass took), for a mixture of experts.
-
-        prompts: [B, P]. tokens: [B, T]. replay: see `Actor.logp`. Collective: every rank calls it.
-        """
+        """Return (log π_θ [B, T] of a mini-batch, routes that its forward pass took), for a mixture of experts. Collective."""
         logp, shares = torch.zeros(tokens.shape, device=tokens.device), []
         parts = self.micro_batches(prompts, tokens)
         for rows in parts:

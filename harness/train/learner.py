@@ -49,10 +49,9 @@ def corrected_part(config: Config) -> Part:
 
 
 class Learner:
-    """Trains the actor by the gradient of the objective.
+    """Trains the actor by the gradient of the objective. Life cycle: for each step `minibatch_order`, then `update`.
 
-    Life cycle: for each step `minibatch_order`, then `update`. `updates`: number of optimizer steps, the version of the
-    weights.
+    updates: number of optimizer steps, the version of the weights.
     """
 
     def __init__(self, plan: Plan, actor: Actor):
@@ -113,10 +112,7 @@ class Learner:
         return self.config.proximal == "rollout" or self.config.correction.ratio == "current"
 
     def _correct(self, mini: TrainingBatch) -> tuple[Corrected | None, Rows | None]:
-        """Return (correction of a mini-batch, its diagnostic rows).
-
-        The correction is None if each micro-batch makes its own. The rows are None unless this call makes the correction.
-        """
+        """Return (correction of a mini-batch, None if each micro-batch makes its own; its diagnostic rows, if made here)."""
         match self.corrected_part:
             case "batch":
                 return mini.corrected, None

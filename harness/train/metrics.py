@@ -21,10 +21,7 @@ UNDEFINED = ("mismatch/pareto_k", "profile/", "correction/used_length", "correct
 
 
 def trained_rows(batch: Batch, spec: Correction, policy: Tensor) -> Rows:
-    """Mismatch statistics per row of a mini-batch, for `trained_metrics`.
-
-    policy: log π_θ [B, T] in nats before the optimizer step.
-    """
+    """Mismatch statistics per row of a mini-batch, for `trained_metrics`. policy: log π_θ [B, T] before the optimizer step."""
     return mismatch_rows(batch, policy) if spec.ratio == "old" else correct_with_diagnostics(batch, spec, policy)[1]
 
 
@@ -47,8 +44,7 @@ def correction_metrics(rows: Rows, spec: Correction, *, complete: bool) -> dict[
 
 
 def over_minibatches(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Reduce each metric over the mini-batches that have it, as verl's reduce_metrics does: the maximum if "max" is in its name,
-    the minimum if "min" is, else the mean."""
+    """Reduce each metric over the mini-batches by verl's rule: maximum if named "max", minimum if named "min", else the mean."""
     metrics = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         values = torch.stack([part[name] for part in parts if name in part])

@@ -24,10 +24,7 @@ class Probes:
         self.engines = {name: local_engine(plan, precision) for name, precision in plan.config.evaluation.probe.items()}
 
     def measure(self, version: int, prompts: Tensor, uniforms: Tensor) -> dict[str, float]:
-        """Return probe/<precision>/<statistic> of responses that each precision samples and the trainer's own policy scores.
-
-        version: version of the weights. prompts: [B, P]. uniforms: [B, T], random numbers for sampling.
-        """
+        """Return probe/<precision>/<statistic> of responses [B, T] that each precision samples to prompts [B, P]."""
         metrics: dict[str, float] = {}
         for name, engine in self.engines.items():
             engine.load_weights(self.sampler.actor.weights(), version)

@@ -64,10 +64,9 @@ class Ranks(NamedTuple):
 
     @contextmanager
     def together(self, last_words: Callable[[int, str, str], None]) -> Iterator[None]:
-        """Context manager whose body all ranks enter and leave together: after an error on one rank, the others stop too.
+        """Run the body on all ranks together: after an error on one rank, the others stop too.
 
-        last_words: called as (rank, state, reason) before this process ends because of another rank. state: the state of the
-        run.
+        last_words: called as (rank, state, reason), with the run's state, before this process ends because of another rank.
         """
         if self.watch is None:
             yield
@@ -107,9 +106,7 @@ class Watch(threading.Thread):
     """Seconds between polls. Polls without a sign of life until a rank counts as dead, usually and after a failed collective."""
 
     CODES: ClassVar = {"unavailable": os.EX_TEMPFAIL, "stopped": 1}
-    """Key of the store under which a rank announces that all must end -> exit code of the other ranks.
-
-    75: a rank died or its machine cannot run it, so that a later start may succeed. 1: a rank failed by an error."""
+    """Key under which a rank announces the end -> exit code of the others. 75: a later start may succeed; 1: it will not."""
 
     def __init__(self, store: dist.Store, rank: int, size: int):
         super().__init__(daemon=True, name="watch")
@@ -162,10 +159,7 @@ class Watch(threading.Thread):
             os._exit(code)  # the main thread may be waiting for the dead rank for ever
 
     def _leave(self) -> None:
-        """Leave the run.
-
-        Rank 0, which may hold the store, leaves last, but waits for the others at most PATIENCE · EVERY / 5 seconds.
-        """
+        """Leave the run. Rank 0, which may hold the store, leaves last, after at most PATIENCE · EVERY / 5 seconds."""
         self.leaving = True
         with suppress(dist.DistError):
             left = self.store.add("left", 1)

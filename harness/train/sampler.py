@@ -42,9 +42,9 @@ class Sampler:
         self.sync_check = SyncCheck(shown, torch.rand(len(shown), length, generator=generator(self.config.seed, "probe")))
 
     def load_weights(self, version: int) -> dict[str, float]:
-        """Load the actor's weights into the engine. Returns the metrics of the check.
+        """Load the actor's weights into the engine. Returns the metrics of the check that another library's engine needs.
 
-        An engine of another library is checked to hold these weights. Raises UserError if it holds others.
+        Raises UserError if the engine holds other weights.
         """
         self.version = version
         with self.clock.phase("sync"):
@@ -56,10 +56,7 @@ class Sampler:
         return {} if difference is None else {"rollout/sync_difference": difference}
 
     def draw_prompts(self, number: int) -> Tensor:
-        """Prompts [B, P] of a draw, one row per response. Each pass over the pool has a new random order.
-
-        number: number of the draw, which is the step if each step has one draw.
-        """
+        """Prompts [B, P] of draw `number`, one row per response. Each pass over the pool has a new random order."""
         n, per_draw = len(self.prompts), self.config.rollout.prompts
         places = range(number * per_draw, (number + 1) * per_draw)
         orders = {e: torch.randperm(n, generator=generator(self.config.seed, "prompts", e)) for e in {p // n for p in places}}
@@ -123,6 +120,4 @@ class Sampler:
         return {}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore the responses that wait for their step, from the tensors of `state`; does nothing unless an option samples
-        ahead.
-        """
+        """Restore the responses that wait for their step from the tensors of `state`, which only options use."""

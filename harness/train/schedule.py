@@ -11,10 +11,9 @@ from harness.config import Config
 
 
 def learning_rates(config: Config) -> Callable[[int], float]:
-    """Return the learning-rate schedule: a function from the number of optimizer steps so far to the next step's rate.
+    """Return the schedule: a function from the number of optimizer steps so far to the next step's learning rate.
 
-    The rate comes from transformers' `get_scheduler` and depends on the number of steps alone, which a checkpoint holds. So a
-    resumed run has the same rates as one that was never stopped.
+    A rate of transformers' `get_scheduler` depends on the number of steps alone, so a resumed run has the same rates.
     """
     lr, schedule = config.actor.lr, config.actor.schedule
     name: str = schedule.name

@@ -54,9 +54,7 @@ class Scorer:
         return self.policy
 
     def load_weights(self, version: int) -> None:
-        """Load the actor's weights into the trainer's own policy, unless the rollout engine is that policy and has them
-        already.
-        """
+        """Load the actor's weights into the trainer's own policy, unless it is the rollout engine, which has them."""
         if self.policy is not None and self.policy is not self.engine:
             self.policy.load_weights(self.actor.weights(), version)
 
@@ -81,8 +79,8 @@ class Scorer:
     def score_reference(self, responses: Responses) -> Tensor | None:
         """Return log π_ref [B, T] in nats for a KL term; None without one.
 
-        The reference chooses its own experts under every setting of routing.replay: it is another policy with another router.
-        It has the support of the other policies. Otherwise a KL term would see the truncated mass even of an equal policy.
+        The reference always chooses its own experts: it has another router. It has the support of the other policies, since a
+        KL term would otherwise see the truncated mass even of an equal policy.
         """
         if self.reference is None:
             return None
@@ -98,10 +96,7 @@ class Scorer:
         return None if routes is None and support is None else Recorded(routes, support)
 
     def _is_own(self, rollout: Rollout) -> bool:
-        """Whether the trainer's own policy sampled the rollout with its present weights.
-
-        If so, scoring would repeat the computation of sampling and give the rollout's log-probabilities bit for bit.
-        """
+        """Whether the trainer's own policy sampled the rollout with its present weights, so that scoring would repeat it."""
         if self.policy is not self.engine or self.engine.version is None:
             return False
         return bool(rollout.version[rollout.written].eq(self.engine.version).all())
@@ -139,9 +134,6 @@ class Scorer:
         return self.ranks.gather(logp), None if routes is None else routes.map(self.ranks.gather)
 
     def scored_batch(self, prompts: Tensor, rollout: Rollout) -> Batch:
-        """Batch of an engine's rollout with its π_old, from which the mismatch between engine and trainer is computed.
-
-        π_old replays the engine's records as in the run, so this is the mismatch that a correction would see.
-        """
+        """Batch of an engine's rollout with its π_old: the mismatch that a correction would see, replayed records included."""
         logp = self.score_by(self.own_policy, prompts, rollout.tokens, self.replayed(rollout))
         return Batch(rollout.logp, rollout.mask, logp_old=logp)

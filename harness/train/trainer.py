@@ -24,8 +24,7 @@ PERSISTENCE = "persistence."
 
 
 class Trainer:
-    """Runs training steps with a sampler, scorer, learner and evaluator around one actor, and a critic if the advantages read
-    values.
+    """Runs training steps with a sampler, scorer, learner and evaluator around one actor, and a critic if asked for.
 
     Life cycle: a new trainer is at the start of the run, unless `restore` moves it to a later step. Then `step` is called for
     each step in order. After the last step `load_weights` and `evaluate` judge the final weights.

@@ -32,8 +32,7 @@ from harness.tasks import Task, TextTask, TokenTask
 from harness.train.routing.hooks import balance_loss
 
 HELD_OUT = 0.25
-"""Share of the kept prompts that are held out for evaluation. RL never trains on them. The warm start does, so all can be
-solved."""
+"""Share of the kept prompts that are held out for evaluation. RL never trains on them; the warm start does."""
 
 
 class Start(NamedTuple):
@@ -66,10 +65,7 @@ class WarmStart(NamedTuple):
 
 
 def start(config: Config, task: Task) -> Start:
-    """Return the starting point of RL: a pretrained model with the task's own split of its prompts, or a warm start.
-
-    Raises UserError on a task that does not suit the model.
-    """
+    """Return the starting point of RL: a pretrained model, or a warm start. Raises UserError on a task that does not suit it."""
     if isinstance(config.model, HubConfig):
         if not isinstance(task, TextTask):
             raise UserError(f"task={config.task.name}: lacks the prompts `train` and `held_out`, which model=hub needs")
@@ -88,9 +84,9 @@ def start(config: Config, task: Task) -> Start:
 
 
 def warm_start(config: Config, task: Task) -> WarmStart:
-    """Return the warm start of a config, from the cache under `<run.root>/.warmstart`, or made now and cached.
+    """Return the warm start of a config, cached under `<run.root>/.warmstart`, or made once for all waiting processes.
 
-    Processes that need the same warm start wait for each other. Raises UserError on an unreadable cache.
+    Raises UserError on an unreadable cache.
     """
     folder = Path(config.run.root) / ".warmstart" / config.warmstart_digest
     refuse_links(folder.parents[1], f".warmstart/{folder.name}/.lock")

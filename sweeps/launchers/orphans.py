@@ -14,10 +14,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(by: signal.Signals) -> None:
-    """Make the kernel send the signal `by` to this process when its parent ends (Linux only).
-
-    Raises SystemExit if the parent has already ended.
-    """
+    """Make the kernel (Linux) signal this process when its parent ends. Raises SystemExit if the parent has ended."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
     if os.getppid() == 1:
@@ -25,10 +22,7 @@ def end_with_parent(by: signal.Signals) -> None:
 
 
 def end_quietly_without_data() -> None:
-    """Make a forked process end without a traceback if its launcher dies before sending the run to execute.
-
-    The process then reads the end of multiprocessing's pipe. Errors raised by a run itself are not affected.
-    """
+    """End a forked process without a traceback if its launcher dies before sending the run to execute."""
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(trace)]

@@ -1,7 +1,7 @@
 """Parallel runs on one machine, each in a process with one thread: for the local launcher, and inside a Slurm job.
 
-The processes are forked from a server that has imported torch, transformers and DeepSpeed, so the start-up is paid once.
-A run that fails leaves the others alone. A run that was cut short resumes from its folder.
+A server that has imported torch and DeepSpeed forks the processes. A run that fails leaves the others alone. A run that was
+cut short resumes from its folder.
 """
 
 from __future__ import annotations
@@ -88,12 +88,11 @@ class Pool:
     def settle(self) -> None:
         """Write the ends of finished processes into the ledger."""
         for run, started in list(self.running.items()):
-            if not started.process.is_alive() and not self._outlives_server(run, started):
+            if started.process.is_alive():
+                continue
+            if started.process.exitcode != ORPHANED or not is_claimed(self.sweep.folder(run)):  # else it outlives the server
                 self.running.pop(run, None)
                 self._log_outcome(run, started)
-
-    def _outlives_server(self, run: str, started: _Started) -> bool:
-        return started.process.exitcode == ORPHANED and is_claimed(self.sweep.folder(run))
 
     def _start(self, run: str) -> None:
         folder = self.sweep.folder(run)

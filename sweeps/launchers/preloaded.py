@@ -1,7 +1,6 @@
 """Imports that every run needs, loaded once by the fork server of `pool.py`. No other module imports this one.
 
-When the server ends, its runs get SIGTERM and save a checkpoint. The server ends with the process that it serves. Otherwise a
-job that is stopped while it starts a run, or a launcher that is killed, would leave the run behind.
+The server ends with the process that it serves, and its runs then get SIGTERM and save a checkpoint. So no run is left behind.
 """
 
 import importlib

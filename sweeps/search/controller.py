@@ -202,10 +202,7 @@ class Controller:
     # --- the winner ----------------------------------------------------------------------------------------------------
 
     def _result(self) -> dict[str, Any]:
-        """The result of the search: the winner's scores in the search and on fresh seeds.
-
-        With sections it has the bracket of the threshold, and with several parameters the importance of each.
-        """
+        """The result of the search: the winner's scores in the search and on fresh seeds, the bracket, the importances."""
         ended = self._ended()
         complete = [trial for trial in ended if trial.state == TrialState.COMPLETE]
         result: dict[str, Any] = {}

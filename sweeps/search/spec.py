@@ -153,10 +153,7 @@ class Spec(Strict):
 
 
 def load(path: Path, changes: list[str]) -> Spec:
-    """Load the spec of a search from the file `path`, or the shipped spec of that name, and apply `key=value` changes.
-
-    Raises UserError naming the wrong key.
-    """
+    """Load a search's spec from a file, or the shipped one of that name, and apply `key=value` changes. Raises UserError."""
     shipped = Path(__file__).parents[1] / "conf" / "search"
     file = path if path.exists() else shipped / f"{path.name}.yaml"
     if not file.exists():

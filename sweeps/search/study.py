@@ -35,10 +35,7 @@ def journal(sweep: Sweep) -> JournalStorage:
 
 
 class CollapsePruner(optuna.pruners.BasePruner):
-    """Pruner that ends a trial when its last `patience` reports are all below `fraction` of its best report.
-
-    A pruner that compares trials would prune healthy thresholds with noisy runs: their rewards differ by chance.
-    """
+    """Pruner that ends a trial when its last `patience` reports are below `fraction` of its best, not of other trials."""
 
     def __init__(self, fraction: float, patience: int):
         self.fraction, self.patience = fraction, patience
@@ -58,10 +55,7 @@ def free_seed(others: list[FrozenTrial], params: dict[str, Any], seeds: int) -> 
 
 
 def importance(ended: list[FrozenTrial]) -> dict[str, float]:
-    """Importance of each parameter for the value of a trial (PED-ANOVA, arXiv 2304.10255); empty for fewer than four trials.
-
-    A trial that collapsed has no value, and counts as the lowest one.
-    """
+    """Importance of each parameter (PED-ANOVA, arXiv 2304.10255), a collapse being the lowest value; empty below four trials."""
     values = [trial.value for trial in ended if trial.state == TrialState.COMPLETE and trial.value is not None]
     if len(ended) < 4 or not values:
         return {}

@@ -106,9 +106,6 @@ class TrialRuns:
 
 
 def lower_bound(values: list[float], confidence: float) -> Score:
-    """Mean of n values with its one-sided lower confidence bound, mean − t·s/√n.
-
-    s is their standard deviation, and t the `confidence` quantile of Student's t with n − 1 degrees of freedom.
-    """
+    """Mean of n values, and its one-sided lower bound mean − t·s/√n with t the `confidence` quantile for n − 1."""
     n, mean = len(values), statistics.fmean(values)
     return Score(mean, mean - float(student.ppf(confidence, n - 1)) * statistics.stdev(values) / n**0.5, n)

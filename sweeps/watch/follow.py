@@ -46,10 +46,7 @@ class Evaluated(NamedTuple):
 
 
 class Alarm(NamedTuple):
-    """An event that a detector reported at `step`, or a step whose tokens were all rejected.
-
-    onset: first step of what the detector saw, None where the event names none.
-    """
+    """An event that a detector reported at `step` with its onset (None if unnamed), or a step whose tokens were all rejected."""
 
     time: float
     step: int
@@ -245,10 +242,7 @@ class Follower:
                 run.changed = self.look_number
 
     def _take_rows(self, run: Followed, lines: list[bytes]) -> None:
-        """Add times and evaluations from new lines of metrics.jsonl.
-
-        A row of an earlier step comes from a resumed run, and replaces the points from that step on.
-        """
+        """Add times and evaluations from new lines of metrics.jsonl. After a resume, repeated steps replace later points."""
         for line in lines:
             place = line.rfind(TIME)
             number = NUMBER.match(line, place + len(TIME)) if place >= 0 else None

@@ -29,10 +29,7 @@ EVERY = 2.0
 
 
 class WatchServer(ThreadingHTTPServer):
-    """HTTP server of one sweep at `address`. It reads the sweep's folders only on a request of the page.
-
-    port: port number, 0 for a free one. Raises UserError if it is taken.
-    """
+    """HTTP server of one sweep at `address`. port: 0 for a free one. Raises UserError if it is taken."""
 
     daemon_threads = True
 
@@ -57,10 +54,7 @@ class WatchServer(ThreadingHTTPServer):
         return _template("state.html").render(summary=self._summary())
 
     def curves(self, since: int) -> dict[str, Any]:
-        """Curves of the runs that changed after look number `since`, as a JSON object.
-
-        If runs appeared or disappeared since then, all curves are given, marked `fresh`.
-        """
+        """Curves of the runs that changed after look `since`, as JSON; if the set of runs changed, all, marked `fresh`."""
         with self.reading:
             follower = self.follower
             follower.look()

@@ -12,7 +12,6 @@ import torch
 from analysis.figures.dumped import Dumped, load
 from experiments.gpu_check import formats
 from experiments.gpu_check.__main__ import CHECKS, main
-from experiments.gpu_check.cache import CACHES
 from experiments.gpu_check.drawing import by_probability, ess_by_length, k3
 from experiments.gpu_check.formats import check_casts, check_products
 from experiments.gpu_check.model import ARMS, Scored, Size
@@ -129,22 +128,6 @@ def test_training_of_a_tiny_model(run):
         assert float(row["step"]) >= float(row["train"]) > 0 and float(row["rollout tokens/s"]) > 0
     kept = [tensor for tensor in large_tensors() if all(tensor is not other for other in before)]
     assert not kept, "each run gave its KV cache of 2^30 bytes back"
-
-
-def test_truncation_by_hand():
-    """e4m3 has steps of 1/8 from 1 to 2, e5m2 of 1/4: 1.99 is nearest to 2 in both, and cut down it is 1.875 and 1.75."""
-    x = torch.tensor([1.99, -1.99, 1.0, 500.0])
-    assert CACHES["fp8_e4m3"]["to nearest"](x).tolist() == [2.0, -2.0, 1.0, 448.0]
-    assert CACHES["fp8_e4m3"]["toward zero"](x).tolist() == [1.875, -1.875, 1.0, 448.0]
-    assert CACHES["fp8_e5m2"]["toward zero"](x).tolist() == [1.75, -1.75, 1.0, 448.0]
-
-
-@pytest.mark.slow
-@pytest.mark.vllm
-def test_the_rounding_of_the_fp8_cache_is_told(run):
-    code, text, _ = run("cache")
-    rows = cells(text, "Rounding of the FP8 cache")
-    assert code == 0 and rows[0]["rounding"] == "none" and {row["cache"] for row in rows} == {"compute", "fp8_e4m3", "fp8_e5m2"}
 
 
 def test_what_cannot_be_run_is_refused_by_name(tmp_path, capsys):

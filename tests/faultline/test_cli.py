@@ -89,31 +89,6 @@ def test_an_error_of_the_user_is_one_line(tmp_path):
     assert done.stderr.count("\n") == 1 and "no sweep of hydra/launcher" in done.stderr
 
 
-def test_a_real_bash_completes_commands_options_and_choices(tmp_path, capsys):
-    """What bash proposes after each line, by the script's own function; an extra that is missing is named."""
-    pytest.importorskip("shtab")
-    main(["completion", "bash"])
-    (tmp_path / "script").write_text(capsys.readouterr().out)
-    (tmp_path / "sweeps.yaml").touch()
-
-    def proposed(*words):
-        ask = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _shtab_faultline faultline"
-        ask = f"source ./script; {ask}; printf '%s\\n' ${{COMPREPLY[@]}}"
-        return subprocess.run(["bash", "-c", ask], cwd=tmp_path, capture_output=True, text=True, check=True).stdout.split()
-
-    assert proposed("faultline", "wa") == ["watch"] and set(proposed("faultline", "s")) == {"sweep", "search", "score"}
-    assert proposed("faultline", "watch", "--t") == ["--tui"]
-    assert proposed("faultline", "report", "x", "--deployed", "tr") == ["trainer"]
-    assert "sweeps.yaml" in proposed("faultline", "search", "sw")
-
-
-def test_a_missing_extra_of_the_completion_is_named(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "shtab", None)
-    with pytest.raises(SystemExit) as left:
-        main(["completion", "zsh"])
-    assert left.value.code == 2 and "pip install -e '.[completion]'" in capsys.readouterr().err
-
-
 def test_doctor_says_cuda_and_driver(tmp_path, capsys):
     """The first line of /proc/driver/nvidia/version, as NVIDIA's driver 550 writes it."""
     line = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n"

@@ -29,7 +29,6 @@ MODULES = {
     "annotated-types": "annotated_types",
     "hydra-core": "hydra",
     "math-verify": "math_verify",
-    "optuna-dashboard": "optuna_dashboard",
     "pyyaml": "yaml",
 }
 """Distribution -> its module, where the names differ."""
@@ -68,7 +67,6 @@ def test_every_import_is_of_the_base_or_of_an_extra_that_is_told():
                     imported |= {alias.name.partition(".")[0] for alias in node.names}
                 elif isinstance(node, ast.ImportFrom) and node.level == 0:
                     imported.add(node.module.partition(".")[0])
-    imported.add("tensorboard")  # by torch, for us
     outside = imported - set(sys.stdlib_module_names) - {*PACKAGES, "verl", "trl"} - BASE - BROUGHT.keys()
     assert outside == {module for modules in EXTRAS.values() for module in modules} - BROUGHT.keys()
     named = [*PROJECT["project"]["dependencies"], *itertools.chain(*EXTRAS_OF_PROJECT.values())]

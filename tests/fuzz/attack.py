@@ -31,7 +31,7 @@ HANG = 60
 """Seconds of processor time, or ten times as many by the clock, after which a case counts as hung."""
 CODES = {0, 1, 2, 3}
 """Exit codes of a command that ended by itself."""
-READING = ("report", "replay", "power", "import-config", "sweep", "memory", "completion", "gradient", "branch", "search", "watch")
+READING = ("report", "replay", "power", "import-config", "sweep", "memory", "gradient", "branch", "search", "watch")
 GOOD = {"report": "sweep", "power": "sweep", "replay": "sweep/fp32-1", "import-config": "theirs.yaml", "memory": "steps=3"}
 """Command -> an argument that it takes."""
 FOLDERS = [["report", "sweep"]] * 3 + [["replay", "sweep/fp32-1"]] * 3 + [["sweep", "status", "sweep"]] * 2 + [

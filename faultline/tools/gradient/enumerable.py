@@ -75,9 +75,7 @@ def _refuse_coupled(method: Method) -> None:
 
 
 def _scores(space: EnumerablePolicy, logits: Tensor) -> Tensor:
-    """Gradient of log π of each token with respect to the logits, [N, T, parameters]: one-hot of the token minus π, at its
-    state.
-    """
+    """Gradient of log π of each token by the logits, [N, T, parameters]: one-hot of the token minus π, at its state."""
     n, t = space.tokens.shape
     one_hot = torch.nn.functional.one_hot(space.tokens, logits.shape[1]).double()
     there = torch.nn.functional.one_hot(space.state, len(logits)).double()

@@ -41,9 +41,7 @@ class Grams:
         }
 
     def summary(self) -> dict[str, float]:
-        """Return the statistics of the data (`statistics`), and their bootstrap intervals over resamples of the batches
-        (`interval`).
-        """
+        """Return the `statistics` of the data, and their bootstrap intervals over resamples of the batches (`interval`)."""
         counts = self.gr.shape
         out = {name: float(value[0]) for name, value in self.statistics(*(np.ones((1, n)) for n in counts)).items()}
         for name, values in self.statistics(*draws(counts)).items():
@@ -52,18 +50,15 @@ class Grams:
 
 
 def draws(counts: tuple[int, ...]) -> list[np.ndarray]:
-    """Bootstrap counts: how often each resample holds each batch, [RESAMPLES, count] for each count.
-
-    Every call gives equal draws.
-    """
+    """Bootstrap counts: how often each resample holds each batch, [RESAMPLES, count] for each count; equal at every call."""
     rng = np.random.default_rng(0)
     return [rng.multinomial(n, np.full(n, 1 / n), size=RESAMPLES).astype(np.float64) for n in counts]
 
 
 def interval(name: str, values: np.ndarray) -> dict[str, float]:
-    """Bootstrap interval of a statistic as `<name> low` and `<name> high`: its 2.5 % and 97.5 % quantiles over resamples.
+    """Bootstrap interval of a statistic, `<name> low` to `<name> high`, its 2.5 % and 97.5 % quantiles over resamples.
 
-    Both are NaN if more than 2.5 % of the values are NaN. With two or three batches a resample often holds only one batch.
+    Both are NaN if more than 2.5 % of the values are: with two or three batches a resample often holds only one batch.
     """
     known = values[~np.isnan(values)]
     enough = len(known) >= (1 - TAIL) * RESAMPLES
@@ -83,10 +78,7 @@ def drowned(reference: Tensor) -> bool:
 
 
 def pairs(gram: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Mean of gram[k, l] over pairs of batches k ≠ l, weighted by how often a resample holds both; [resamples].
-
-    Copies of one batch make no pair, so a resample that holds only one batch gives NaN.
-    """
+    """Mean of gram[k, l] over pairs k ≠ l, weighted by how often a resample holds both, [resamples]; NaN for a single batch."""
     total = ((times @ gram) * times).sum(1) - times**2 @ np.diagonal(gram)
     pairs = times.sum(1) ** 2 - (times**2).sum(1)
     return total / np.where(pairs > 0, pairs, np.nan)

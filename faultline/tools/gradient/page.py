@@ -34,9 +34,7 @@ SHOWN = ("cosine", "norm ratio", "bias", "sd", "rmse")
 
 
 def answer(table: pd.DataFrame) -> list[str]:
-    """Return sentences on the comparison: the method closest to the true gradient, the least biased one, and its cost in
-    variance.
-    """
+    """Return sentences on the method closest to the true gradient, on the least biased one, and on its cost in variance."""
     named = table[table.family.isna() & (table.method != EXACT)]
     plain = named[named.method.str.endswith(" none")]
     best, least = _closest(table), named.iloc[int(np.nanargmin(named.bias))]
@@ -161,10 +159,7 @@ def _called(methods: Iterable[str]) -> str:
 
 
 def _spread_out(figure: Figure, texts: Sequence[Annotation], points: np.ndarray) -> None:
-    """Put each text to a side of its point where it covers neither another text nor one of `points` [n, 2], in pixels.
-
-    A text without such a side is removed.
-    """
+    """Put each text beside its point, clear of other texts and of `points` [n, 2] in pixels, or remove it."""
     figure.draw_without_rendering()
     kept = [Bbox.from_bounds(x, y, 0, 0).padded(RADIUS) for x, y in points]
     for text in texts:

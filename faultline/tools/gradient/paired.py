@@ -1,9 +1,7 @@
-"""Compare gradient methods with no correction on the same batches: their cost in variance, and the batch size from which they
-pay.
+"""Compare gradient methods with no correction on the same batches: their variance, and the batch size from which they pay.
 
-The shared batches cancel much of the noise. No samples of the true gradient are drawn. The exact sequence weight w = Π π_θ/μ
-replaces it: E_μ[w·f] = E_π[f] for an f of one response, with the baseline, the scale and the number of tokens of μ's samples.
-With heavy weights, a mean is known to few digits.
+The shared batches cancel much of the noise. The exact sequence weight w = Π π_θ/μ stands for the true gradient: E_μ[w·f] =
+E_π[f] for an f of one response. With heavy weights, a mean is known to few digits.
 """
 
 from __future__ import annotations
@@ -18,10 +16,7 @@ EQUAL = 1e-6
 
 
 class Paired:
-    """Inner products of the gradients [K, parameters] of a method, of no correction and of the exact sequence weight.
-
-    All are taken on the same K batches of `responses` each.
-    """
+    """Inner products of the gradients [K, parameters] of a method, no correction and the exact sequence weight, on K batches."""
 
     def __init__(self, gradients: Tensor, none: Tensor, exact: Tensor, responses: int):
         self.responses = responses
@@ -49,9 +44,7 @@ class Paired:
             }
 
     def summary(self) -> dict[str, float]:
-        """Return the statistics of the data, and their bootstrap intervals as `<name> low` and `<name> high`
-        (`estimate.interval`).
-        """
+        """Return the statistics of the data, with their bootstrap intervals (`estimate.interval`)."""
         count = len(self.own)
         out = {name: float(value[0]) for name, value in self.statistics(np.ones((1, count))).items()}
         for name, values in self.statistics(*draws((count,))).items():

@@ -64,10 +64,7 @@ class GradientPolicy:
             own[name].copy_(weight)
 
     def rows(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None) -> Rows:
-        """Convert responses [B, T] to prompts [B, P] to the form that `gradient` reads.
-
-        replay: records of the engine for π_θ to replay.
-        """
+        """Convert responses [B, T] to prompts [B, P] to the form that `gradient` reads. replay: the engine's records."""
         layout = Layout.of(prompts, tokens, replay)
         return Rows(layout, self._below(layout) if self.blocks else None)
 

@@ -72,7 +72,7 @@ class SampledGradients:
         c = self.config
         pg = Objective(load_loss("pg"), Correction(), "old", c.reduce.mode, c.reduce.norm)
         own = self._drawn(self.scorer.own_policy, "laboratory reference", reference, "the trainer's own policy")
-        own = [drawn._replace(batch=_on_policy(drawn.batch)) for drawn in own]
+        own = [drawn._replace(batch=drawn.batch._replace(logp_rollout=drawn.batch.logp_old)) for drawn in own]  # μ = π_old
         truth = self._gradients(own, [coefficients(pg, drawn.batch) for drawn in own], progress, "reference")
         if drowned(truth):
             raise UserError("the reference gradient drowns in its own noise: raise --reference or --prompts")
@@ -91,10 +91,7 @@ class SampledGradients:
         return pd.DataFrame(rows)
 
     def paired(self, methods: list[Method], batches: int) -> pd.DataFrame:
-        """Table with a row per method: `Paired.summary`. The first row is the exact sequence weight, the second no correction.
-
-        batches: number of frozen batches from the rollout engine, which all methods share.
-        """
+        """Table with a row per method: `Paired.summary` on `batches` shared ones. It begins with the exact weight and none."""
         progress = Progress(batches * len(methods))
         frozen = self._frozen(batches)
         responses = len(self.prompts) * self.config.rollout.group_size
@@ -146,9 +143,3 @@ class SampledGradients:
         replay = None if replay is None else replay.map(Tensor.cpu)
         rows = self.policy.rows(prompts.cpu(), tokens.cpu(), replay)
         return Drawn(rows, replay, Batch._make(None if part is None else part.cpu() for part in batch))
-
-
-def _on_policy(batch: Batch) -> Batch:
-    """Return a copy of a batch in which the trainer's own policy counts as the sampler: log μ is log π_old."""
-    assert batch.logp_old is not None
-    return batch._replace(logp_rollout=batch.logp_old)

@@ -1,6 +1,4 @@
-"""`faultline import-config FILE`: translate a verl, SkyRL or TRL config or recipe to an experiment file of this project,
-without torch.
-"""
+"""`faultline import-config FILE`: translate a verl, SkyRL or TRL config or recipe to an experiment file, without torch."""
 
 from __future__ import annotations
 
@@ -54,11 +52,10 @@ def import_config(path: Path, *, ready: bool = False) -> str:
 
 
 def launch(path: Path, folder: Path, overrides: Sequence[str] = ()) -> tuple[str, str]:
-    """Translate the config at `path` and write it as folder/experiment/NAME.yaml.
+    """Translate the config at `path`, check it as a whole, and write it as folder/experiment/NAME.yaml.
 
-    Returns (the command that runs it with `overrides`, the text of the file). The file is written only after the whole config
-    was composed and checked. Raises UserError like `import_config`, and if a key that a run needs is missing or the file
-    exists already.
+    Returns (the command that runs it with `overrides`, the text of the file). Raises UserError like `import_config`, and if a
+    key that a run needs is missing or the file exists already.
     """
     from harness.compose import compose
     from harness.config import parse

@@ -52,10 +52,7 @@ def operate(source: Source, out: Translation, program: str, numbers: Mapping[str
 
 
 def engine(source: Source, out: Translation, name: str, parallel: str) -> None:
-    """Translate the rollout engine, and with vLLM its tensor parallelism.
-
-    With other engines the latter is reported as not translated.
-    """
+    """Translate the rollout engine, and vLLM's tensor parallelism; that of another engine is reported as not translated."""
     out.choose("rollout/engine", source, name, {"vllm": "vllm"})
     if "rollout/engine" in out.options:
         out.set("rollout.engine.tensor_parallel", source.number(parallel))

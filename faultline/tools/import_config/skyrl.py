@@ -136,9 +136,7 @@ def _weight(source: Source, out: Translation) -> None:
 
 
 def _masks(source: Source, out: Translation) -> None:
-    """Translate SkyRL's token mask, outlier bounds and sequence mask, all of which read π_old/μ and keep the original
-    denominator.
-    """
+    """Translate SkyRL's token mask, outlier bounds and sequence mask. They read π_old/μ and keep the original denominator."""
     low, high = source.number("token_mask_is_threshold_low"), source.number("token_mask_is_threshold_high")
     if low is not None and high is not None:
         out.filter(f"token_mask_is_threshold {low} to {high}", "token", "token", "ratio", low, high)

@@ -65,10 +65,7 @@ class Source:
         return None if value is None else as_number(self.key(*names), value)
 
     def text(self, name: str) -> str | None:
-        """Take a value as text; None if it is not set.
-
-        From a list of texts, which SkyRL and verl may write as one text, take the first.
-        """
+        """Take a value as text; None if it is not set. From a list, which SkyRL and verl allow, take the first text."""
         value = self._values.get(name, ("", None))[1]
         if isinstance(value, str) and (listed := LIST_IN_TEXT.fullmatch(value)):
             value = [listed[1]]
@@ -202,10 +199,7 @@ class Translation:
         self.set("rollout.top_k", None if k is None else max(k, 0))
 
     def choose(self, group: str, source: Source, key: str, options: Mapping[Any, str]) -> None:
-        """Choose the option of a config group for the value of `key`.
-
-        An unset key chooses nothing; an unknown value is added to `lost`.
-        """
+        """Choose the option of a config group for the value of `key`; an unknown value is added to `lost`."""
         value = source.take(key)
         if value in options:
             self.options[group] = options[value]
@@ -213,10 +207,7 @@ class Translation:
             self.lost.append(f"{source.key(key)}={value}: no such {group} here, or no run provides what it needs")
 
     def kl(self, kind: str, coef: float, source: str) -> None:
-        """Add a KL term to the loss. kind: k1, k2, k3, k3_unbiased or abs, or one of these with verl's "+".
-
-        coef: 0 adds no term.
-        """
+        """Add a KL term to the loss, unless coef is 0. kind: k1, k2, k3, k3_unbiased or abs, perhaps with verl's "+"."""
         value = kind.removesuffix("+")
         if coef == 0:
             return
@@ -231,10 +222,7 @@ class Translation:
             self.notes.append(f"{source}: the mean gradient of k1 as a loss is 0; it pulls towards no reference")
 
     def kl_in_reward(self, kind: str, coef: float, source: str, target: float | None, horizon: float | None) -> None:
-        """Subtract a KL penalty from the reward. kind: a KL estimator as in `kl`.
-
-        target, horizon: those of an adaptive coefficient.
-        """
+        """Subtract a KL penalty from the reward. kind: as in `kl`. target, horizon: those of an adaptive coefficient."""
         value = kind.removesuffix("+")
         if "kl" in self.options:
             self.lost.append(f"{source}: a run has one KL, and this config has one in its loss too")
@@ -247,10 +235,7 @@ class Translation:
                 self.notes.append(f"{source}: theirs gives a token the penalties still to come, this that of its whole response")
 
     def entropy(self, coef: float | None, source: str, reduction: str | None = None) -> None:
-        """Add an entropy bonus.
-
-        reduction: the other program's reduction of the entropy, if it may differ from that of the loss.
-        """
+        """Add an entropy bonus. reduction: the other program's, if it may differ from that of the loss."""
         if coef is None or coef == 0:
             return
         if coef < 0:
@@ -280,10 +265,7 @@ class Translation:
         self.notes.append(f"{source}: theirs ends with an error at its limit, this fills up with groups of equal rewards")
 
     def weigh(self, source: str, level: str, action: str, lower: float | None, upper: float | None, apply: bool = True) -> None:
-        """Set the importance weight. apply: False computes the weight only for its metrics. Bounds of 0 and ∞ become no bound.
-
-        Raises UserError if no weight of this project is equivalent.
-        """
+        """Set the importance weight, `apply`=False for its metrics only. Bounds of 0 and ∞ become none. Raises UserError."""
         lower = lower or None
         if lower is None and (action == "clip" or upper == math.inf):
             action = "truncate"
@@ -298,10 +280,7 @@ class Translation:
     def filter(
         self, source: str, name: str, level: str, statistic: str, lower: float | None, upper: float | None, when: str = "all"
     ) -> None:
-        """Add a filter. Bounds of 0 and ∞ on a ratio become no bound.
-
-        Raises UserError if no filter of this project is equivalent.
-        """
+        """Add a filter. Bounds of 0 and ∞ on a ratio become none. Raises UserError if no filter is equivalent."""
         if statistic == "ratio":
             lower, upper = lower or None, None if upper == math.inf else upper
         settings: dict[str, Any] = {"level": level, "statistic": statistic, "lower": lower, "upper": upper, "when": when}

@@ -85,10 +85,10 @@ def _schedule(source: Source, out: Translation) -> None:
 
 
 def _steps(source: Source, out: Translation) -> None:
-    """Translate TRL's counts of steps to mini-batches per rollout and rollouts per run.
+    """Translate TRL's counts of steps to mini-batches per rollout and rollouts per run. The batch sizes of a device cancel.
 
-    TRL generates once per steps_per_generation · num_iterations forward passes, and steps the optimizer once per
-    gradient_accumulation_steps of these passes. The batch sizes of a device cancel.
+    TRL generates once per steps_per_generation · num_iterations passes, and steps once per gradient_accumulation_steps of
+    these.
     """
     passes, each = source.number("steps_per_generation"), source.number("gradient_accumulation_steps", default=1)
     size, steps = source.number("generation_batch_size"), source.number("max_steps")

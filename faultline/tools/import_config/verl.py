@@ -199,10 +199,7 @@ def _rejection(source: Source, out: Translation) -> None:
 
 
 def _october_2025(source: Source, out: Translation, applied: bool) -> None:
-    """Translate verl's correction of October 2025: rollout_is with level, mode, thresholds and veto.
-
-    The threshold switches the correction on. The veto was 1e-4 if the config did not set it, and off with null.
-    """
+    """Translate verl's correction of October 2025. A threshold switches it on; the veto was 1e-4 if not set, off with null."""
     level, mode = source.take("rollout_is_level", default="token"), source.take("rollout_is_mode", default="truncate")
     upper = source.number("rollout_is_threshold")
     lower = source.number("rollout_is_threshold_lower")
@@ -262,8 +259,7 @@ def _reduction(source: Source, out: Translation) -> None:
 def _responses(out: Translation) -> None:
     """Set the denominator of the loss: verl divides a mean over responses by all responses, and a token mean by kept tokens.
 
-    denominator=original divides by all responses too, if filters keep or drop whole responses and the loss treats responses
-    separately.
+    denominator=original is equal where filters keep or drop whole responses, and the loss treats responses separately.
     """
     if out.denominator != "kept" or not out.reject or not out.options["reduce"].startswith("seq_mean"):
         return

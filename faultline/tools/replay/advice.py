@@ -1,6 +1,4 @@
-"""Proposed bounds of corrections: one per family, with an interval over resampled prompts and a verdict on whether to trust
-it.
-"""
+"""Proposed bounds of corrections: one per family, with an interval over resampled prompts and a verdict on its support."""
 
 from __future__ import annotations
 
@@ -39,10 +37,7 @@ DOUBTS = ("not to be trusted", "dump too small")
 
 
 class Target(NamedTuple):
-    """Target of proposed bounds. kept: share of tokens that a filter must keep.
-
-    ess: ESS that a truncated weight must have, a share.
-    """
+    """Target of proposed bounds. kept: share of tokens that a filter keeps. ess: ESS of a truncated weight, a share."""
 
     kept: float
     ess: float
@@ -75,8 +70,8 @@ class _Entries(NamedTuple):
 class Advisor:
     """Collects the batches of a dump, then proposes bounds. One number per token and a few per response are kept in memory.
 
-    A sample is a prompt of a step with all its responses, because these share their mismatch. If the dump does not name
-    prompts, a sample is one response. Sample i belongs to group i modulo GROUPS.
+    A sample is a prompt of a step with all its responses, which share their mismatch; a response if the dump names no prompts.
+    Sample i belongs to group i modulo GROUPS.
     """
 
     def __init__(self, target: Target):
@@ -110,8 +105,7 @@ class Advisor:
         self.logs["sequence"].append(tokens.in_responses.sum(tokens.l)[present])
 
     def propose(self, null: Thresholds | None = None, seed: int = 0) -> Advice:
-        """Propose a bound for each family. Returns `bounds` with C, its 95 % interval, tokens kept, ESS, false rejections and
-        a verdict.
+        """Propose a bound for each family: C, its 95 % interval, tokens kept, ESS, false rejections and a verdict.
 
         null: thresholds of a dump of the control, for false rejections. seed: of the resampling.
         """
@@ -169,9 +163,7 @@ class Advisor:
         return max(int(good[0]), floor) if len(good) else None
 
     def _unneeded(self, family: Family, curve: _Curve) -> str:
-        """Reason why no bound is needed, or "" if one is: the ESS is reached without a bound, or the smallest bound keeps the
-        share.
-        """
+        """Reason why no bound is needed, "" if one is: the ESS is reached without, or the smallest bound keeps the share."""
         if family.action == "truncate":
             return f"ESS {curve.ess[-1]:.3f} without" if curve.ess[-1] >= self.target.ess else ""
         return f"the smallest keeps {curve.kept[0]:.2%} of the tokens" if curve.kept[0] >= self.target.kept else ""

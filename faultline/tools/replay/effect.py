@@ -1,4 +1,4 @@
-"""Effect of one correction on dumped batches: the metrics of a training step, and the effective gradient weight g.
+"""Effect of one correction on dumped batches: the metrics of a training step, and those of the effective weight g.
 
 g is the correction's weight on a token that its filters keep, and 0 on other tokens.
 """
@@ -45,10 +45,9 @@ def padded_column(responses: DumpedResponses, column: np.ndarray) -> Tensor:
 
 
 def blocks(responses: DumpedResponses, cells: int = CELLS) -> Iterator[DumpedResponses]:
-    """Split responses into blocks that pad to at most `cells` values, with lengths within a factor of two.
+    """Split responses into blocks of at most `cells` values, with lengths within a factor of two. A longer response is alone.
 
-    If all responses fit into one block, the block keeps the order of the dump. A response longer than `cells` is a block by
-    itself.
+    If all responses fit into one block, the block keeps the order of the dump.
     """
     lengths = np.diff(responses.offsets)
     if len(lengths) * lengths.max(initial=0) <= cells:
@@ -87,10 +86,7 @@ def needs_whole(spec: Correction) -> bool:
 
 @torch.no_grad()
 def effect_rows(batch: Batch, corrected: Corrected) -> Rows:
-    """Sums per response for `finish_effect`: those of `applied_rows`, of g and g², and the exact sequence weight R = exp(Σ l).
-
-    g is the effective weight: the correction's weight on kept tokens, 0 elsewhere. l = log π_old − log μ.
-    """
+    """Sums per response for `finish_effect`: those of `applied_rows`, of the effective weight g, g², and R = exp(Σ l)."""
     g = _effective(batch, corrected)
     return applied_rows(corrected, batch.mask) | {
         "g": row_sum(g),
@@ -125,11 +121,7 @@ def finish_effect(rows: Rows) -> dict[str, float]:
 
 @torch.no_grad()
 def profile_sums(batch: Batch, corrected: Corrected) -> Tensor:
-    """Sums of the effective weight g and of tokens by position, then by length of the response, in the bins of `positions`;
-    [4, BINS].
-
-    The sums of several batches add up. Row 0 over row 1 is the mean effective weight by position, row 2 over row 3 by length.
-    """
+    """Sums [4, BINS] of the effective weight and of tokens, by position (rows 0, 1) and by length (2, 3), to be added up."""
     g, tokens = _effective(batch, corrected), batch.mask.double()
     position = torch.where(batch.mask, bin_of(batch.mask.cumsum(-1)), 0)
     length = bin_of(batch.mask.sum(-1, keepdim=True).clamp(min=1)).expand_as(position)

@@ -34,10 +34,7 @@ class Units(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """Tokens in groups. number: group of each token.
-
-    size, row: number of tokens and response of each group, also of empty groups.
-    """
+    """Tokens in groups. number: group of each token. size, row: tokens and response of each group, empty ones included."""
 
     number: np.ndarray
     size: np.ndarray
@@ -117,8 +114,7 @@ class Family(NamedTuple):
     """A correction at some level without its bound. action: truncate, clip or mask a weight, or reject by a statistic.
 
     One number C ≥ 1 gives the bounds of the statistic. ratio: [1/C, C], for truncate only C. mult_error: C. k2: ½·log²C. k3: C
-    − 1 − log C.
-    prob_diff: ±(1 − 1/C).
+    − 1 − log C. prob_diff: ±(1 − 1/C).
     """
 
     action: str
@@ -152,10 +148,7 @@ class Family(NamedTuple):
         return Correction(weight=Weight(**settings | {"action": self.action}))
 
     def units(self, tokens: FlatTokens) -> Units:
-        """Units at the family's level, with the values that are compared with its bounds.
-
-        A response without tokens has no unit.
-        """
+        """Units at the family's level, with the values that its bounds limit. A response without tokens has none."""
         values = tokens.statistic(self.statistic)
         if self.level == "token":
             units = Units(values, np.ones(len(values)), tokens.row)
@@ -171,10 +164,7 @@ class Family(NamedTuple):
         return units._replace(values=bounded_exp(units.values)) if self.statistic == "ratio" else units
 
     def limits(self, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Limits (lower, upper) of the values of `units` at C.
-
-        They equal `bounds`, except that level worst_token has no lower limit.
-        """
+        """Limits (lower, upper) of the values of `units` at C: `bounds`, but no lower limit at level worst_token."""
         lower, upper = self.bounds(c)
         return (np.full_like(c, -np.inf) if self.level == "worst_token" else lower), upper
 

@@ -1,6 +1,4 @@
-"""Figures of the replay page: ESS and tokens kept by each known preset, compared with the shipped dumps, and the mean ratio by
-position.
-"""
+"""Figures of the replay page: ESS and tokens kept by each known preset, and the mean ratio by position."""
 
 from __future__ import annotations
 

@@ -48,9 +48,7 @@ def summary(replayed: Replayed) -> list[str]:
 
 
 def corrections_table(replayed: Replayed, null: Replayed | None) -> pd.DataFrame:
-    """Format the table of corrections, a row for those that are alike. null: a dump of the control, which adds false rejections;
-    None if there is none.
-    """
+    """Format the table of corrections, a row for those that are alike. null: a control's dump, for false rejections."""
     rows, others = [], {first: ", ".join(names) for first, *names in replayed.groups}
     for row in with_null(replayed, null).to_dict("records"):
         if row["correction"] not in others:
@@ -105,11 +103,9 @@ def write(
     advice: pd.DataFrame,
     by_place: list[Mean],
 ) -> Verdict:
-    """Write replay.html, its first figure as replay.png, and CSV files into `folder`. Returns the verdict with the page's
-    path.
+    """Write replay.html, replay.png and CSV files into `folder`. Returns the verdict with the page's path. Raises UserError.
 
-    compared: name of a dump in the figure -> effect of each preset on it. by_place: mean ratio by token position. Raises
-    UserError if `folder` is a link.
+    compared: name of a dump in the figure -> effect of each preset on it. by_place: mean ratio by token position.
     """
     folder = output_folder(folder)
     tables = {

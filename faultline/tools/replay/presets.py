@@ -26,11 +26,7 @@ class Preset(BaseModel):
 
 
 def presets(names: list[str] | None = None) -> dict[str, Preset]:
-    """Load all presets, or those named, such as verl/decoupled_token_is. A name that ends in .yaml is a file with the same
-    keys.
-
-    Raises UserError on an unknown name, and on a file that is not a correction.
-    """
+    """Load all presets, or those named; NAME.yaml is a file with the same keys. Raises UserError on any other name or content."""
     shipped = [path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.yaml")]
     for name in names or []:
         if name not in shipped and not name.endswith(".yaml"):

@@ -1,5 +1,4 @@
-"""Read dumps of other programs into tables of `harness.dumps.schema`, with one reader per file type; docs/replay.md has
-recipes.
+"""Read dumps of other programs into tables of `harness.dumps.schema`, one reader per file type; see docs/replay.md.
 
 .jsonl: prime-rl's token exports, or rows with this project's column names. .pkl: SkyRL's dumped TrainingInputBatch; no code
 that the pickle names is run. .pt: a dictionary of tensors with verl's or TRL's names, read by `torch.load(weights_only=True)`.
@@ -115,13 +114,11 @@ def read_jsonl(path: Path) -> Iterator[tuple[pa.Table, list[Problem]]]:
 
 
 def read_skyrl(path: Path) -> Columns:
-    """Read the file that SkyRL writes with `trainer.dump_data_batch=true`: dumped_data/global_step_<n>_training_input.pkl.
-
-    Raises UserError on any other file.
-    """
+    """Read dumped_data/global_step_<n>_training_input.pkl of SkyRL's `trainer.dump_data_batch=true`. Raises UserError."""
     try:
         state = _InertUnpickler(io.BytesIO(path.read_bytes())).load()
-        theirs = {name: _skyrl_array(value) for name, value in state["batch_dict"].items() if _is_array(value)}
+        arrays = {name: value for name, value in state["batch_dict"].items() if isinstance(value, dict)}
+        theirs = {name: _skyrl_array(v) for name, v in arrays.items() if v.get("format", "numpy") in ("numpy", "torch")}
         if "sequences" in theirs and "loss_mask" in theirs:  # prompt and response; the masks are of the response
             theirs["sequences"] = theirs["sequences"][..., -theirs["loss_mask"].shape[-1] :]
         pad = (state.get("metadata") or {}).get("pad_size", 0)
@@ -136,10 +133,7 @@ def read_skyrl(path: Path) -> Columns:
 
 
 def read_tensors(path: Path) -> Columns:
-    """Read a dictionary of [B, T] tensors from torch.save, with the names of verl's DataProto.batch or of TRL's inputs.
-
-    Raises UserError on any other file.
-    """
+    """Read a torch.save of [B, T] tensors, under names of verl's DataProto.batch or TRL's inputs. Raises UserError."""
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except NOT_READ as error:
@@ -175,15 +169,14 @@ def read_tensors(path: Path) -> Columns:
 
 
 def tabulated(path: Path, columns: Columns) -> tuple[pa.Table, list[Problem]]:
-    """Convert padded arrays of one training batch to a table, and list the rows whose mask has numbers other than 0 and 1.
+    """Convert padded arrays of one batch to a table, and list the rows whose mask has numbers other than 0 and 1.
 
     The step is the number after `step` in the file's name, else the last number in the name.
     """
     mask, shape = columns["mask"], columns["mask"].shape
-    problems = [
-        Problem(int(row), "mask", f"{mask[row, token]} at token {token} is neither 0 nor 1")
-        for row, token in _first_of_rows(~np.isin(mask, (0, 1)))
-    ]
+    bad = ~np.isin(mask, (0, 1))
+    first = {row: bad[row].argmax() for row in np.flatnonzero(bad.any(1)).tolist()}
+    problems = [Problem(row, "mask", f"{mask[row, at]} at token {at} is neither 0 nor 1") for row, at in first.items()]
     columns = columns | {"mask": mask.astype(bool)}
     numbers = re.findall(r"step[-_]?(\d+)", path.stem) or re.findall(r"\d+", path.stem)
     if numbers:
@@ -192,12 +185,6 @@ def tabulated(path: Path, columns: Columns) -> tuple[pa.Table, list[Problem]]:
         return tabulate(columns), problems
     except (pa.ArrowException, OverflowError) as error:
         raise UserError(f"{path}: {first_line(error)}; docs/dumps.md lists what a column holds") from None
-
-
-def _first_of_rows(bad: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Iterate over (row, position) of the first True in each row that has any."""
-    rows = np.flatnonzero(bad.any(1))
-    yield from zip(rows, bad[rows].argmax(1), strict=True)
 
 
 def _renamed(path: Path, theirs: Columns, names: dict[str, str], whose: str, remedy: str) -> Columns:
@@ -279,10 +266,7 @@ def _tabulate_rows(rows: list[dict[str, Any]], problems: list[Problem]) -> pa.Ta
 
 
 def _typed(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """Convert values to a pyarrow array of type `kind`. Raises one of UNFIT on a value that does not fit.
-
-    The type is inferred first, because pyarrow would cut 1.5 to 1 if asked for integers.
-    """
+    """Convert values to a pyarrow array of type `kind`, inferred first, since pyarrow would cut 1.5 to 1. Raises one of UNFIT."""
     if pa.types.is_integer(_inner(kind)):
         array = pa.array(values)
         if pa.types.is_floating(_inner(array.type)):
@@ -325,17 +309,10 @@ class _Inert:
 
 
 class _InertUnpickler(pickle.Unpickler):
-    """Unpickler for SkyRL's batches that imports nothing.
-
-    Every name becomes `_Inert`, except the function that returns the state.
-    """
+    """Unpickler for SkyRL's batches that imports nothing: every name but one becomes `_Inert`."""
 
     def find_class(self, module: str, name: str) -> Any:
         return (lambda cls, state: state) if name == "_rebuild_tensor_batch" else _Inert
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("format", "numpy") in ("numpy", "torch")
 
 
 def _skyrl_array(value: dict[str, Any]) -> np.ndarray:

@@ -23,11 +23,6 @@ SCALES = (
 """Published scales of K3, ascending. Liu et al. 2025 is "When Speed Kills Stability". K1 and K3 both estimate KL(μ‖π)."""
 
 NEGLIGIBLE = 1e-4
-"""K3 below which mismatch is negligible, in nats per token. The value, between FP16 and BF16, is our choice; no source has it.
-
-At the K3 of FP16 all methods of arXiv 2510.26788 train alike."""
+"""K3 in nats per token below which mismatch is negligible. Our choice, between FP16 and BF16; no source has it."""
 LARGE = 1e-2
-"""K3 in nats per token from which runs crashed (Liu et al. 2025), or lost accuracy without a correction (FP8, arXiv
-2601.18150).
-
-The crashes and losses are published. Using this value as a threshold is our choice."""
+"""K3 in nats per token from which published runs crashed or lost accuracy without a correction. The threshold is our choice."""

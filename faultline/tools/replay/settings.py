@@ -7,10 +7,7 @@ SKYRL = "trainer.algorithm.off_policy_correction"
 
 
 def settings(level: str, upper: float) -> dict[str, list[str]]:
-    """Map each framework to its settings for the weight w = min(ρ, `upper`) with ρ at `level`, token or sequence.
-
-    verl, SkyRL and Faultline take the settings on the command line, TRL as keyword arguments of GRPOConfig.
-    """
+    """Map each framework to its settings for w = min(ρ, `upper`), ρ at level token or sequence. TRL's are keyword arguments."""
     c = f"{upper:g}"
     return {
         "verl": [f"{VERL}.rollout_is={level}", f"{VERL}.rollout_is_threshold={c}"],

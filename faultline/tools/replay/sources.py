@@ -36,10 +36,7 @@ class Dump:
         self.rows, self.bad, self.read, self.fills = 0, 0, 0, 0
 
     def batches(self) -> Iterator[DumpedResponses]:
-        """Yield one training batch at a time: the adjacent rows of one step, or without steps one file or row group.
-
-        Raises UserError if no row is valid.
-        """
+        """Yield one training batch at a time: the adjacent rows of a step, else a file or row group. Raises UserError on none."""
         self.rows, self.bad, self.read, self.fills = 0, 0, 0, 0
         pending: list[pa.Table] = []
         for table in self._tables():
@@ -73,8 +70,7 @@ class Dump:
             self.read += path.stat().st_size
 
     def _sound(self, path: Path, table: pa.Table, unreadable: list[Problem], start: int) -> pa.Table:
-        """Return a table with its valid rows only. unreadable: problems that the reader found. start: number of its first row
-        in the file.
+        """Return the valid rows of a table. unreadable: problems of the reader. start: number of its first row in the file.
 
         Raises UserError on an invalid row unless `skip_bad`, and on a missing column.
         """
@@ -115,8 +111,9 @@ def _files(path: Path) -> list[Path]:
     if not path.exists():
         raise UserError(f"{path}: no such file or folder")
     folder = path / "dumps" if (path / "dumps").is_dir() else path
-    if runs := sorted(path.glob("*/config.json")):
-        raise UserError(f"{path}: a sweep; give one of its runs, as {_with_dumps([run.parent for run in runs])}")
+    if runs := [config.parent for config in sorted(path.glob("*/config.json"))]:
+        one = next((run for run in runs if (run / "dumps").is_dir()), runs[0])
+        raise UserError(f"{path}: a sweep; give one of its runs, as {one}")
     named = (f for f in folder.rglob("*") if f.suffix in SUFFIXES and not f.name.startswith("."))
     dumps = sorted((f for f in named if f.is_file()), key=_natural)
     if (path / "config.json").exists() and folder == path:
@@ -124,10 +121,6 @@ def _files(path: Path) -> list[Path]:
     if not dumps:
         raise UserError(f"{path}: no dump there; give a file ({', '.join(SUFFIXES)}), a folder of them, or a run folder")
     return dumps
-
-
-def _with_dumps(runs: list[Path]) -> Path:
-    return next((run for run in runs if (run / "dumps").is_dir()), runs[0])
 
 
 def _natural(path: Path) -> list[tuple[bool, int | str]]:
@@ -152,10 +145,7 @@ def _step(table: pa.Table) -> int | None:
 
 
 def _joined(tables: list[pa.Table]) -> DumpedResponses:
-    """Join the tables of one batch.
-
-    A column that any table lacks is left out, except the mask, without which all tokens count.
-    """
+    """Join the tables of one batch. A column that any table lacks is left out; without a mask all tokens count."""
     shared = set.intersection(*(set(table.column_names) for table in tables)) | {"mask"}
     tables = [table.select([name for name in table.column_names if name in shared]) for table in tables]
     return responses(pa.concat_tables(tables, promote_options="permissive"))

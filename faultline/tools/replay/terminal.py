@@ -19,10 +19,7 @@ LIMITATIONS = 1
 
 
 def lines(verdict: Verdict) -> list[str]:
-    """Format a verdict in at most 23 lines of at most WIDTH printable characters, and a line per gate.
-
-    The names of dump and presets are cut to fit.
-    """
+    """Format a verdict in at most 23 lines of at most WIDTH printable characters, names cut to fit, and a line per gate."""
     d, m = verdict.dump, verdict.mismatch
     bad = f"; {d.bad_rows:,} bad rows left out" if d.bad_rows else ""
     size = f"{d.name[:40]}: {d.responses:,} responses, {d.tokens:,} tokens, {d.batches:,} batch{'es' * (d.batches > 1)}{bad}"

@@ -27,20 +27,14 @@ def _default() -> np.ndarray:
 
 
 DEFAULT = _default()
-"""Default bounds C, 1,000 of them from 1 + 1e-6 to e²⁰, beyond which ratios are clamped. They are 1.7 % apart in log C and
-include ROUND."""
+"""Default bounds C: 1,000 from 1 + 1e-6 to e²⁰, where ratios are clamped, 1.7 % apart in log C, and ROUND."""
 
 Sums = dict[str, np.ndarray]
-"""Sums of a family at each bound, [K], by name: Σ g, Σ g², Σ g·R, tokens and responses kept, and the largest g.
-
-g is the effective weight of a token, and R the exact sequence weight of its response."""
+"""Sums by name at each bound, [K]: Σ g, Σ g², Σ g·R, tokens and responses kept, max g; R the exact sequence weight."""
 
 
 class Thresholds:
-    """Sums over batches for families of corrections at the bounds `c` [K]. chosen: the families; None for all.
-
-    Call `add` for each batch, then `table`.
-    """
+    """Sums over batches for the families `chosen` (None: all) at the bounds `c` [K]. Call `add` for each batch, then `table`."""
 
     def __init__(self, c: np.ndarray = DEFAULT, chosen: list[Family] | None = None):
         self.c = np.asarray(c, dtype=np.float64)
@@ -95,10 +89,7 @@ class Thresholds:
 
 
 class _Binned:
-    """Cumulative sums of units up to each limit of a group of families, [limits + 1]. The last sum is over all units.
-
-    limits: (lower, upper) of each family, [K]. A value that equals a limit is inside.
-    """
+    """Cumulative sums of units up to each limit of some families, [limits + 1]. limits: (lower, upper), [K] each, inclusive."""
 
     def __init__(self, units: Units, tokens: FlatTokens, limits: list[tuple[np.ndarray, np.ndarray]]):
         self.units, self.count = units, tokens.count

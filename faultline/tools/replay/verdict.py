@@ -61,10 +61,7 @@ class DumpSize(_Part):
 
 
 class Mismatch(_Part):
-    """Statistics of the uncorrected ratio.
-
-    Pareto k is null if the weights do not vary, and an ESS is null if all weights underflow.
-    """
+    """Statistics of the uncorrected ratio. Pareto k is null if the weights do not vary, an ESS if all weights underflow."""
 
     k1: float = Field(description="mean of log μ − log π_old, nats per token")
     k3: float = Field(description="mean of ρ − 1 − log ρ, nats per token")
@@ -182,7 +179,8 @@ def judge(
     if not diagnosis.consistent:
         need, reason, proposal = "not asked", MEND_FIRST, None
     elif replayed.fills:
-        need, reason, proposal = "undecided", _fill_reason(replayed), None
+        fills = f"{replayed.fills:,} of {replayed.tokens:,} tokens have a log-probability below {FILL:g}"
+        need, reason, proposal = "undecided", f"{fills}, a mask's fill: set their mask to false.", None
     return Verdict(
         dump=DumpSize(
             name=name,
@@ -228,8 +226,7 @@ def diagnosed(found: diagnose.Diagnosis) -> Diagnosis:
 
 
 def propose(replayed: Replayed, bounds: pd.DataFrame, target: Target) -> Proposal | None:
-    """Propose the sequence weight truncated at USUAL if it has the target ESS, because it is the exact correction; else the
-    token weight.
+    """Propose the sequence weight truncated at USUAL if it has the target ESS, because it is exact; else the token weight.
 
     The token weight is truncated at USUAL, or at the largest smaller bound that has the ESS. Returns None if no bound has it.
     At a K3 of LARGE or more, a weight that hardly varies is not proposed: every response is at its cap, or the ratios cancel
@@ -263,10 +260,7 @@ def _rounded_down(c: float) -> float:
 
 
 def _need(mismatch: Mismatch, proposal: Proposal | None, target: Target) -> tuple[Need, str]:
-    """Return the need of a correction, and the reason.
-
-    It is undecided if the two ends of the interval of K3 give different needs.
-    """
+    """Return the need of a correction, and the reason; undecided if both ends of K3's interval differ in it."""
     if mismatch.largest_log_ratio == 0:
         return "none", "Every ratio is exactly 1."
     fits = mismatch.ess_sequence is not None and mismatch.ess_sequence >= target.ess
@@ -329,11 +323,6 @@ def _bound(row: dict) -> Bound:
     return Bound(family=row["family"], c=c, lower=lower, upper=upper, tokens_kept=kept, ess=ess, verdict=row["verdict"])
 
 
-def _fill_reason(replayed: Replayed) -> str:
-    share = f"{replayed.fills:,} of {replayed.tokens:,} tokens"
-    return f"{share} have a log-probability below {FILL:g}, a mask's fill: set their mask to false."
-
-
 def _limitations(replayed: Replayed, null: Replayed | None, mismatch: Mismatch, advice: Advice) -> list[str]:
     limitations = []
     if replayed.fills:
@@ -361,10 +350,7 @@ def _limitations(replayed: Replayed, null: Replayed | None, mismatch: Mismatch, 
 
 
 def with_null(replayed: Replayed, null: Replayed | None) -> pd.DataFrame:
-    """Table of corrections.
-
-    With a null it has false_rejections: the share of the null's tokens rejected, NaN if not replayed there.
-    """
+    """Table of corrections. false_rejections: the share of the null's tokens rejected, NaN if not replayed there."""
     if null is None:
         return replayed.corrections
     kept = null.corrections.set_index("correction")["effect/kept_tokens"]

@@ -1,7 +1,4 @@
-"""Mismatch by the age of the weights that sampled a token.
-
-In asynchronous or partial rollouts a part of the mismatch is staleness.
-"""
+"""Mismatch by the age of the weights that sampled a token: the part of staleness in asynchronous or partial rollouts."""
 
 from __future__ import annotations
 

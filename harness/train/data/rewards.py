@@ -23,10 +23,7 @@ class RewardPenalty:
         self.kl, self.coef = config.kl, config.kl.coef
 
     def __call__(self, old: Tensor | None, reference: Tensor | None, mask: Tensor) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Return (penalty [B, T] to subtract from the token rewards, None if there is none; metrics).
-
-        old, reference: log π_old and log π_ref [B, T] in nats; required if there is a penalty. mask: [B, T] bool.
-        """
+        """Return (penalty [B, T] to subtract from the token rewards, or None; metrics). old, reference: [B, T] in nats."""
         if self.kl.name is None or self.kl.place != "reward":
             return None, {}
         assert old is not None and reference is not None  # harness.validate refuses a run without a scored π_old
@@ -47,9 +44,6 @@ class RewardPenalty:
         return {} if self.kl.target is None else {COEF: tensor([self.coef], dtype=float64)}
 
     def restore(self, coef: Tensor | None) -> None:
-        """Restore the adaptive KL coefficient from a checkpoint; None if the checkpoint has none.
-
-        A fixed coefficient is not changed.
-        """
+        """Restore the adaptive KL coefficient from a checkpoint, unless it is None or the coefficient is fixed."""
         if coef is not None and self.kl.target is not None:
             self.coef = coef.item()

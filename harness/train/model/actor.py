@@ -42,30 +42,23 @@ class Actor(Saved, Protocol):
     """
 
     def logp(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Tensor]:
-        """Return (log π_θ of the tokens, entropy of π_θ at each token), both [B, T] in fp32 nats, with gradient.
+        """Return (log π_θ of the tokens, entropy of π_θ at each token), both [B, T] in fp32 nats, with gradient; 0 on padding.
 
-        Prompts [B, P] may be padded with PAD on the left, tokens [B, T] on the right. Both results are 0 on padding. Equal
-        rows are computed once. `backward` may follow after further forward passes.
-
-        replay: experts that a mixture takes, [B, P + T − 1, layers, k], and tokens over which π_θ is renormalised, [B, T,
-        ⌈V/8⌉] packed.
+        Prompts [B, P] may be padded on the left, tokens [B, T] on the right. replay: experts that a mixture takes, [B, P + T −
+        1, layers, k], and tokens over which π_θ is renormalised, [B, T, ⌈V/8⌉] packed. `backward` may follow after further
+        forward passes.
         """
 
     def route(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes]:
         """Return (log π_θ [B, T] in nats without gradient, routes of the forward pass). Only for a mixture of experts."""
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Accumulate the gradient of `loss` for the next optimizer step.
-
-        last: whether this is the last micro-batch before that step.
-        """
+        """Accumulate the gradient of `loss`. last: whether this is the last micro-batch before the optimizer step."""
 
     def step(self, lr: float | None = None) -> float | None:
-        """Take an optimizer step along the gradient, summed over micro-batches and ranks. lr: learning rate; None: the
-        config's.
+        """Take an optimizer step along the gradient, summed over micro-batches and ranks. lr: learning rate; None: the config's.
 
-        Returns the global gradient norm before clipping. Returns None if the step was skipped, for example after an fp16
-        overflow.
+        Returns the global gradient norm before clipping; None if the step was skipped, for example after an fp16 overflow.
         """
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -73,10 +66,7 @@ class Actor(Saved, Protocol):
 
 
 class DeepSpeedActor(DeepSpeedModel):
-    """An actor under DeepSpeed ZeRO stage 0 to 3 on all ranks, with AdamW and clipping by global gradient norm.
-
-    temperature: divides the logits.
-    """
+    """An actor under DeepSpeed ZeRO stage 0 to 3 on all ranks, with AdamW. temperature: divides the logits."""
 
     def __init__(self, model: PreTrainedModel, config: ActorConfig, *, temperature: float = 1.0):
         join()  # chooses this rank's device

@@ -76,10 +76,7 @@ class DeepSpeedModel:
     def distinct_rows(
         self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None
     ) -> tuple[Tensor, Tensor, Recorded | None, Index]:
-        """Keep one row of each group of equal rows, on the model's device.
-
-        Returns (prompts, responses, records to replay, the group of each row).
-        """
+        """Keep one of each group of equal rows. Returns (prompts, responses, records to replay, the group of each row)."""
         here = self.engine.device
         prompts, tokens = prompts.to(here), tokens.to(here)
         replay = None if replay is None else replay.map(lambda part: part.to(here))
@@ -87,10 +84,7 @@ class DeepSpeedModel:
         return prompts[first], tokens[first], None if replay is None else replay.of(first), place
 
     def by_token(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> list[Tensor]:
-        """Outputs of the module for rows on its device, [B, T] each, 0 on padding.
-
-        Responses to one prompt share its forward pass if that saves enough tokens.
-        """
+        """Outputs of the module, [B, T] each, 0 on padding. Responses share their prompt's forward pass where that pays."""
         shared = Layout.shared(prompts, tokens) if self.shares and replay is None else None
         layout = shared or Layout.of(prompts, tokens, replay)
         given = self.engine(input_ids=layout.input_ids, targets=layout.targets, **layout.places)
@@ -161,10 +155,7 @@ def _groups(parameters: Iterable[tuple[str, nn.Parameter]]) -> Iterator[list[tup
 
 @contextmanager
 def _without_code(folder: Path) -> Iterator[None]:
-    """Context manager within which torch.load accepts only tensors, plain values and SAVED classes.
-
-    DeepSpeed itself would load any pickle. Raises UserError on a file in `folder` that holds anything else.
-    """
+    """Let torch.load accept only tensors, plain values and SAVED classes in the body. Raises UserError on anything else."""
     try:
         with environment("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1"), torch.serialization.safe_globals(list(SAVED)):
             yield

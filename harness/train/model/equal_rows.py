@@ -13,9 +13,8 @@ Index = Tensor | slice
 def distinct(prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Index, Index]:
     """Return (first, place): the index of one row per group of equal rows [U], and the group of each row [B].
 
-    Rows are equal if their prompts, responses and records to replay are equal. Then `f(x[first])[place]` is `f(x)`, and
-    autograd adds up the gradients of equal rows. If no two rows are equal, both are the full slice, by which indexing copies
-    nothing.
+    `f(x[first])[place]` is `f(x)`, and autograd adds up the gradients of equal rows. Rows are equal in prompt, response and
+    records. If no two are, both are the full slice, by which indexing copies nothing.
     """
     values, place = torch.cat([prompts, tokens], 1).unique(dim=0, return_inverse=True)
     if len(values) < len(tokens) and replay is not None:

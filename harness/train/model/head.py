@@ -47,10 +47,7 @@ class ScoringModel(nn.Module):
 
 
 class ValueModel(nn.Module):
-    """A model of values V_t = w·h_t + b in fp32, with h_t the last hidden state before token t.
-
-    w and b start at 0, so V does too.
-    """
+    """A model of values V_t = w·h_t + b in fp32, with h_t the last hidden state before token t; w and b start at 0."""
 
     def __init__(self, net: PreTrainedModel):
         super().__init__()
@@ -142,11 +139,7 @@ def _of_logits(
     of_entropy: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """Gradient with respect to a chunk's logits [n, V], from the gradients with respect to log π and H, [n] each.
-
-    of_entropy: None if no loss reads the entropy. Every operation then works in the memory of log π, since new pages would
-    cost more time than the arithmetic.
-    """
+    """Gradient of a chunk's logits [n, V], from those of log π and H, [n] each. of_entropy: None if no loss reads H."""
     logp = _log_softmax(hidden, weight, support, temperature)
     if of_entropy is None:
         of_logits = logp.exp_().mul_(-of_logp[:, None])

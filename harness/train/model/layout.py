@@ -89,18 +89,12 @@ class Layout(NamedTuple):
 
 
 def can_share(config: PretrainedConfig) -> bool:
-    """Whether responses to one prompt may share a row of this model.
-
-    It must be a dense model of a type in MODELS, without a sliding window. Routes belong to rows, so a mixture of experts
-    cannot share.
-    """
+    """Whether responses to one prompt may share a row: the model is dense, of a type in MODELS, without a sliding window."""
     return config.model_type in MODELS and not expert_count(config) and getattr(config, "sliding_window", None) is None
 
 
 def _visible(present: Tensor, prompt: int, after: int) -> Tensor:
-    """Attention mask [U, 1, L, L]: a place sees itself, and the earlier places of its prompt and its own response but for
-    padding.
-    """
+    """Attention mask [U, 1, L, L]: a place sees itself, and earlier tokens of its prompt and of its own response."""
     place = torch.arange(present.shape[1], device=present.device)
     response = torch.where(place < prompt, -1, (place - prompt) // max(after, 1))
     of_prompt_or_own = (response == -1)[None] | (response[:, None] == response[None])

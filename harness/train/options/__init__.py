@@ -8,10 +8,7 @@ from harness.train.sampler import Sampler
 
 
 class Option:
-    """Base class of options, each of which wraps a sampler.
-
-    Attributes that an option does not define are those of the sampler.
-    """
+    """Base class of options, each of which wraps a sampler. Attributes that it does not define are those of the sampler."""
 
     def __init__(self, inner: Sampler):
         self.inner = inner

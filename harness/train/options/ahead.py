@@ -18,10 +18,7 @@ from harness.train.sampler import Sampler
 
 
 class SampledAhead(Option):
-    """Option that keeps a queue of rollouts, from the one that is trained on next to the one that is sampled last.
-
-    part: tokens sampled at a time; None for whole responses.
-    """
+    """Option that keeps a queue of rollouts, the next to train on first. part: tokens sampled at a time; None: all."""
 
     def __init__(self, inner: Sampler, part: int | None = None):
         super().__init__(inner)

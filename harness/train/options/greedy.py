@@ -34,10 +34,7 @@ class GreedyBaseline(Option):
         return self.inner.describe(responses) | {"reward/greedy": responses.of_prompts[GREEDY].mean()}
 
     def _greedy(self, engine: RolloutEngine, prompts: Tensor) -> dict[str, Tensor]:
-        """Rewards and lengths of an engine's greedy responses to N prompts.
-
-        prompts: [B, P], each prompt once per response of its group. Returns two tensors [N] by name.
-        """
+        """Rewards and lengths, [N] each, of an engine's greedy responses to prompts [B, P], which are in groups."""
         inner = self.inner
         with inner.clock.phase("generate"):
             distinct = prompts[:: inner.config.rollout.group_size]

@@ -56,7 +56,7 @@ class Dumps:
 
 
 class Diagnoses:
-    """Diagnoses the log-probabilities of every `diagnostics.every`-th step, as `faultline replay` does with a dump of the step.
+    """Diagnoses the log-probabilities of every `diagnostics.every`-th step, as `faultline replay` does with its dump.
 
     A step that is not consistent is an event `diagnosis` with its fault, its evidence and what to check.
     """

@@ -45,10 +45,7 @@ class RoutingHooks:
 
     @contextmanager
     def record(self) -> Iterator[list[Routes]]:
-        """Context manager that collects the routes of the forward passes in its body, without gradient.
-
-        It gives a list, to which each pass adds one entry per layer, [N, ...].
-        """
+        """Collect the routes of the forward passes in the body: a list with one entry per layer and pass, [N, ...]."""
         self._recorded = []
         try:
             yield self._recorded
@@ -74,27 +71,20 @@ class RoutingHooks:
 
 
 def live_weights(logits: Tensor, ids: Tensor, renormalise: bool) -> Tensor:
-    """Router weights [N, k] with gradient, in fp32 or wider: w_e = softmax(logits)_e, divided by their sum if `renormalise`.
-
-    logits: [N, E]. ids: chosen experts, [N, k].
-    """
+    """Router weights [N, k] of the experts `ids`, with gradient: softmax(logits)_e, over their sum if `renormalise`."""
     weights = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32)).gather(-1, ids)
     return weights / weights.sum(-1, keepdim=True) if renormalise else weights
 
 
 @torch.no_grad()
 def taken(logits: Tensor, ids: Tensor, weights: Tensor) -> Routes:
-    """Routes of one layer's forward pass: ids and weights [N, k], and margins [N].
-
-    The margin of a token is the difference between its k-th and (k+1)-th largest router probability.
-    """
+    """Routes of one layer's forward pass: ids and weights [N, k], and margins [N], the gap of k-th to (k+1)-th probability."""
     top = logits.softmax(-1, dtype=torch.float32).topk(ids.shape[-1] + 1, dim=-1).values
     return Routes(ids.to(id_dtype(logits.shape[-1])), weights.float(), top[:, -2] - top[:, -1])
 
 
 def balance_loss(logits: tuple[Tensor, ...], top_k: int) -> Tensor:
-    """Load-balancing loss of a mixture of experts, summed over the layers: E·Σ_e f_e·p̄_e. Where f = p̄, a layer has at least
-    1.
+    """Load-balancing loss of a mixture of experts, summed over the layers: E·Σ_e f_e·p̄_e, at least 1 a layer if f = p̄.
 
     f_e is the share of the slots that expert e got, without gradient; p̄_e is its mean probability. Source: Switch
     Transformers (arXiv 2101.03961, eq. 4 to 6), here for top_k above 1 and each layer by itself. logits: [N, E] per layer.

@@ -16,8 +16,7 @@ from harness.train.scorer import Scorer
 def routing_metrics(scorer: Scorer, responses: Responses, scores: Scores, order: list[Tensor]) -> dict[str, Tensor]:
     """Metrics of the routes of π_old and of the engine; {} for a dense model or without a scored π_old.
 
-    They need two more scorings of π_old: with its own experts and with the engine's. The second is omitted if routing.replay
-    has made it already. order: row numbers of each mini-batch.
+    They take two more scorings of π_old: with its own experts, and with the engine's unless routing.replay made it already.
     """
     rollout, number = responses.rollout, expert_count(scorer.plan.shape)
     if not number or scores.old is None or not rollout.mask.any():

@@ -9,10 +9,7 @@ from harness.routing import REPLAYS
 
 
 def replayed_routes(rollout: Rollout, name: str) -> Routes | None:
-    """Return the engine's routes that π_old replays under routing.replay=`name`; None if π_old chooses its own experts.
-
-    Raises UserError if the rollout lacks these routes, for example because it was sampled ahead under another setting.
-    """
+    """Return the engine's routes that π_old replays under routing.replay=`name`, or None. Raises UserError if missing."""
     replay = REPLAYS[name]
     if not replay.by_old:
         return None
@@ -23,11 +20,7 @@ def replayed_routes(rollout: Rollout, name: str) -> Routes | None:
 
 
 def engine_routes(rollout: Rollout, *, weights: bool) -> Routes | None:
-    """Return the experts that the engine chose, with their weights if `weights` is true; None if the rollout records no
-    experts.
-
-    Raises UserError if expert weights are required but missing.
-    """
+    """Return the engine's experts, with weights if `weights`; None if unrecorded. Raises UserError if the weights are missing."""
     if rollout.expert_ids is None:
         return None
     if weights and rollout.expert_weights is None:

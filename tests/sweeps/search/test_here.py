@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
 import optuna
@@ -16,12 +15,10 @@ from optuna.trial import TrialState
 from analysis.figures import FIGURES
 from analysis.load import load as analysed
 from analysis.report import report
-from faultline.cli import main
 from harness.errors import UserError
 from sweeps.launch import plan
 from sweeps.ledger import Sweep
 from sweeps.search.controller import Controller
-from sweeps.search.dashboard import serve_dashboard
 from sweeps.search.spec import Spec, load
 from sweeps.search.study import importance, open_study
 from sweeps.states import RunState
@@ -183,22 +180,3 @@ def test_a_strangers_search_is_no_obstacle(tmp_path, spec):
     (tmp_path / ".sweep" / "search-spec.json").write_text(spec)
     (tmp_path / ".sweep" / "search.json").write_text('{"importance": {"<b>": "x", "c": 1e999, "d": null}}')
     assert isinstance(FIGURES["search"].draw(analysed(tmp_path)), str)
-
-
-def test_the_dashboard_shows_the_journal(tmp_path):
-    pytest.importorskip("optuna_dashboard")
-    sweep, spec = Sweep(tmp_path / "here"), Spec.model_validate(specified(tmp_path))
-    open_study(sweep, spec)
-    with serve_dashboard(sweep) as address:
-        assert address.startswith("http://127.0.0.1:")
-        with urllib.request.urlopen(f"{address}api/studies", timeout=PATIENCE) as answer:
-            (study,) = json.load(answer)["study_summaries"]
-    assert study["study_name"] == "here"
-
-
-def test_a_dashboard_that_is_missing_is_named_before_anything_starts(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "optuna_dashboard", None)
-    with pytest.raises(SystemExit) as left:
-        main(["search", "upper_edge", f"root={tmp_path}", "--dashboard"])
-    assert left.value.code == 2 and "pip install -e '.[search]'" in capsys.readouterr().err
-    assert not list(tmp_path.glob("*/*"))
