@@ -67,7 +67,7 @@ def recorded(wanted: Wanted) -> Iterator[Made]:
 def chain(folder: Path, wanted: Wanted) -> Iterator[Made]:
     """Generate dumps of a small policy on the chain task with every fault at every size, real or edited into a dump."""
     for seed, shape in plan.CHAIN.items():
-        config = parse(compose(*clean.BASE, f"run.root={folder}", f"seed={seed}", f"task.length={shape.tokens}"))
+        config = _chain(folder, seed, shape)
         cases = [(fault, size) for fault, sizes in real.SIZES.items() for size in sizes]
         cases = [(fault, size) for fault, size in cases if real.possible(fault, size, config)]
         edited = [(fault, size) for fault, sizes in edits.SIZES.items() if fault not in real.SIZES for size in sizes]
@@ -92,14 +92,16 @@ def smollm2(model: str, wanted: Wanted) -> Iterator[Made]:
 
 
 def vllm(model: str, folder: Path, wanted: Wanted) -> Iterator[Made]:
-    """Generate dumps that vLLM samples: of SmolLM2 with each real fault, and of runs of the chain task."""
+    """Generate dumps that vLLM samples: of the chain task's policy and of SmolLM2 with each real fault, and of runs."""
+    for seed, shape in plan.VLLM_CHAIN.items():
+        config = _chain(folder, seed, shape)
+        faults = [fault for fault in in_vllm.SIZES if fault != "prefix"]  # its prompts are shorter than a block of the cache
+        cases = [(fault, size) for fault in faults for size in real.SIZES[fault] if real.possible(fault, size, config)]
+        cases = [*(("clean", float(draw)) for draw in range(plan.DRAWS)), *cases]
+        yield from _in_vllm("vllm-chain", config, shape, seed, cases, wanted)
     for seed, shape in plan.VLLM.items():
-        config = _smollm2(model, shape)
-        bed = None
-        for fault, size in [("clean", 0.0), *((fault, size) for fault, sizes in in_vllm.SIZES.items() for size in sizes)]:
-            if wanted(key := Key("vllm", fault, size, "bf16", seed)):
-                bed = bed or in_vllm.VllmBed(config, shape.responses, seed)
-                yield _case(bed, key)
+        cases = [("clean", 0.0), *((fault, size) for fault, sizes in in_vllm.SIZES.items() for size in sizes)]
+        yield from _in_vllm("vllm", _smollm2(model, shape), shape, seed, cases, wanted)
         yield from _stale(folder, "bf16", seed, wanted, "vllm-run", IN_VLLM)
         yield from _clean(folder, "bf16", seed, wanted, "vllm-run", IN_VLLM)
 
@@ -132,6 +134,21 @@ def _clean(folder: Path, arm: str, seed: int, wanted: Wanted, source: str, overr
             own, versions, tokens = read(path)
             late = versions is not None and (arm.startswith("staleness") or arm == "partial")
             yield Made(key, own, tokens, 1 + versions.max() - versions if late else None)
+
+
+def _in_vllm(
+    source: str, config: Config, shape: plan.Shape, seed: int, cases: list[tuple[str, float]], wanted: Wanted
+) -> Iterator[Made]:
+    """Generate dumps of a policy that vLLM samples, one for each case (fault, size)."""
+    bed = None
+    for fault, size in cases:
+        if wanted(key := Key(source, fault, size, "bf16", seed)):
+            bed = bed or in_vllm.VllmBed(config, shape.responses, seed)
+            yield _case(bed, key)
+
+
+def _chain(folder: Path, seed: int, shape: plan.Shape) -> Config:
+    return parse(compose(*clean.BASE, f"run.root={folder}", f"seed={seed}", f"task.length={shape.tokens}"))
 
 
 def _smollm2(model: str, shape: plan.Shape) -> Config:

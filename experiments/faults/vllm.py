@@ -15,8 +15,8 @@ SIZES = {
     "prefix": (0.4,), "eos": (1,), "prompt_in_mask": (8,), "swapped": (0.2,), "rope": (50,), "penalty": (1.0,), "bias": (1.0,),
     "window": (0.5,), "replica": (0.25,),
 }  # fmt: skip
-"""Fault -> its middle size. penalty is vLLM's presence_penalty, and bias its logit_bias. A draft that nobody rejects cannot be
-set in vLLM."""
+"""Fault -> its middle size, for SmolLM2. penalty is vLLM's presence_penalty, and bias its logit_bias. A draft that nobody rejects
+cannot be set in vLLM."""
 BLOCK = 32
 """Number of tokens in a block of the prefix cache. Prompts shorter than a block are not cached, and vLLM takes multiples of 32 on
 a CPU."""

@@ -7,16 +7,22 @@ import torch
 from algos.batch import Batch
 from experiments.faults import __main__ as program
 from experiments.faults import clean, edits, plan, power, real
+from experiments.faults import vllm as in_vllm
 from experiments.faults.inject import Key, Made
 from experiments.faults.picture import confusion
 from experiments.faults.report import SIZES, aims, matrix, read
+from harness.build import build_task
+from harness.compose import compose
+from harness.config import parse
 from harness.errors import UserError
+from harness.models import policy_config
 
 HEAD = ",".join(program.FIELDS)
 
 
-def row(fault: str, size: float, kind: str, named: str = "", question: str = "", seed: int = 1101) -> str:
-    return f"chain,{fault},{size:g},bf16,{seed},256,2560,{kind},{named},{question},1,0.1,0"
+def row(fault: str, size: float, kind: str, named: str = "", question: str = "", seed: int = 1201) -> str:
+    """A row of the record, whose dump without entropies and baseline was called consistent."""
+    return f"chain,{fault},{size:g},bf16,{seed},256,2560,{kind},{named},{question},1,0.1,0,0,0.1,consistent,,"
 
 
 def test_a_stopped_record_goes_on_where_it_ended(tmp_path, monkeypatch):
@@ -38,20 +44,22 @@ def test_an_answer_is_right_by_name_and_a_left_out_fault_by_its_question(tmp_pat
         row("clean", 6, "fault", "stale", "b"),
         row("top_p", 0.95, "fault", "truncated_sampling", "b"),
         row("top_p", 0.9, "consistent"),
-        row("rope", 3, "unknown", "", "b"),
-        row("rope", 3, "fault", "prompt", "b", 1102),
-        row("rope", 3, "fault", "mask", "a", 1103),
+        row("window", 0.5, "unknown", "", "b"),
+        row("window", 0.5, "fault", "prompt", "b", 1202),
+        row("window", 0.5, "fault", "mask", "a", 1203),
+        row("rope", 50, "fault", "layer", "b"),
         row("penalty", 1, "consistent"),
     )
     record.write_text("\n".join((HEAD, *rows)) + "\n")
     frame = read(record)
-    assert frame["right"].to_list() == [True, False, True, False, True, True, False, False]
+    assert frame["right"].to_list() == [True, False, True, False, True, True, False, True, False]
     counted = aims(frame).set_index("dumps")
-    assert counted["number"].to_list() == [1, 2, 4] and counted["right"].to_list() == [1, 1, 2]
+    assert counted["number"].to_list() == [3, 2, 3] and counted["right"].to_list() == [2, 1, 2]
+    assert counted["bare"].to_list() == [0, 2, 0]
     table = matrix(frame).set_index("injected")
     assert table.loc["clean", "right"] == "1/2" and table.loc["clean", "wrong answers"] == "stale 1"
     assert table.loc["top_p", "sizes"] == "0.95, 0.9" and table.loc["top_p", "right"] == "1/1, 0/1"
-    assert table.loc["rope (left out)", "right"] == "2/3"
+    assert table.loc["window (left out)", "right"] == "2/3" and table.loc["rope", "right"] == "1/1"
 
 
 def test_a_record_that_is_not_there_names_the_remedy(tmp_path):
@@ -60,14 +68,28 @@ def test_a_record_that_is_not_there_names_the_remedy(tmp_path):
 
 
 def test_the_plan_is_of_fresh_seeds_and_large_enough():
-    judged = {*plan.CHAIN, *plan.RUNS, *plan.SMOLLM2, plan.EDIT_SEED}
+    judged = {*plan.CHAIN, *plan.RUNS, *plan.SMOLLM2, *plan.VLLM, plan.EDIT_SEED}
     assert not judged & set(plan.SPENT)
-    assert len(plan.RUNS) * len(clean.ARMS) * len(clean.STEPS) >= 200
+    runs, draws = len(plan.RUNS) * len(clean.ARMS) * len(clean.STEPS), len(plan.CHAIN) * len(clean.PRECISIONS) * plan.DRAWS
+    assert runs + draws >= 200
     assert len(SIZES.keys() - plan.HELD_OUT.keys()) >= 15 and real.SIZES.keys() >= plan.HELD_OUT.keys()
+    assert all(sizes == (plan.middle(real.SIZES[fault]),) for fault, sizes in in_vllm.SIZES.items())
+    assert all(real.SIZES[fault] != sizes for fault, sizes in plan.REPLANNED.items())
+
+
+def test_a_faulty_engine_attends_to_its_window():
+    config = parse(compose(*clean.BASE, "run.root=unused", "model.hidden_size=32", "model.num_hidden_layers=1"))
+    shape = policy_config(config.model, build_task(config))
+    engine = real.Windowed(shape, real.formats("fp32"))
+    engine.window = 2
+    hidden = engine._hidden(3, 1, None)  # the query at place 3 sees places 2 and 3
+    assert hidden[0, 0, :, 0].tolist() == [True, True, False, False]
+    first = engine._hidden(0, 3, None)[0, 0]  # rows are places, columns queries
+    assert first[:, :3].tolist() == [[False, False, True], [True, False, False], [True, True, False]]
 
 
 def test_a_key_is_written_as_it_is_read():
-    assert str(Key("run", "clean", 6, "moe_r3", 1101)) == "run clean 6 moe_r3 1101"
+    assert str(Key("run", "clean", 6, "moe_r3", 1201)) == "run clean 6 moe_r3 1201"
 
 
 def test_a_dump_is_cut_into_parts_of_whole_rows():
