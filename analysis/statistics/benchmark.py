@@ -12,6 +12,8 @@ import numpy as np
 import pandas as pd
 from scipy.stats import trim_mean
 
+from harness.errors import UserError
+
 NONE, CONTROL = "none", "control"
 """Entries that every regime needs: no correction, and the exact control, whose rollouts have no mismatch."""
 POLICIES = ("trainer", "sampler")
@@ -26,13 +28,17 @@ def normalised(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
 
     gain = (e − e_none)/max(c − n, FLOOR·(c − b)), where e is the run's last reward and e_none that of the same seed without
     correction. c, n and b are means of a regime over seeds: the control's last reward, that without correction, and the control's
-    first reward.
+    first reward. Raises UserError if the control gains nothing in a regime, because such a regime has no scale.
     """
     ends = runs.set_index(["regime", "seed"])
     none = ends[ends.entry == NONE][policy]
     control = runs[runs.entry == CONTROL].groupby("regime")
     end, start = control[policy].mean(), control["start"].mean()
     harm = np.maximum(end - none.groupby("regime").mean(), FLOOR * (end - start))
+    if flat := sorted(harm.index[~(harm > 0)]):
+        raise UserError(
+            f"{', '.join(flat)}: the exact control gains nothing there, so a gain has no scale; leave such regimes out"
+        )
     own = none.reindex(ends.index).to_numpy()
     gain = (runs[policy].to_numpy() - own) / harm.reindex(runs.regime).to_numpy()
     return runs[["entry", "regime", "seed", "outcome"]].assign(gain=gain)
@@ -72,7 +78,7 @@ def scores(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
     """
     none = runs[runs.entry == NONE]
     needed = set(zip(none.regime, none.seed, strict=True))
-    runs = runs[[pair in needed for pair in zip(runs.regime, runs.seed, strict=True)]]
+    runs = runs[np.array([pair in needed for pair in zip(runs.regime, runs.seed, strict=True)], dtype=bool)]
     gains, rows = normalised(runs, policy), []
     without = [part[policy].to_numpy() for _, part in none.groupby("regime")]
     for entry, part in gains.groupby("entry"):

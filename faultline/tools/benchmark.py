@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import hydra
+import numpy as np
 import pandas as pd
 
 from analysis.frames import show
@@ -71,7 +72,8 @@ def benchmark_command(
         known = recorded(records.rows(), runs)
     _train([run for run in runs if run.config.digest not in set(known.digest) or run.entry == label], launcher)
     rows = ended(runs)
-    rows = pd.concat([known[~known.digest.isin(rows.digest)], rows], ignore_index=True)
+    known = known[~known.digest.isin(rows.digest)]
+    rows = pd.concat([known, rows], ignore_index=True) if len(known) else rows
     needed = {(run.entry, run.regime, run.seed) for run in runs}
     if missing := needed - set(zip(rows.entry, rows.regime, rows.seed, strict=True)):
         print(f"{len(missing)} of {len(needed)} runs have not ended; the same command goes on", file=sys.stderr)
@@ -99,7 +101,7 @@ def recorded(rows: pd.DataFrame, runs: Sequence[Planned]) -> pd.DataFrame:
     own = {(run.regime, run.seed): run.config.digest for run in runs if run.entry == NONE}
     none = rows[rows.entry == NONE]
     known = {(row.regime, row.seed) for row in none.itertuples(index=False) if own.get((row.regime, row.seed)) == row.digest}
-    return rows[[pair in known for pair in zip(rows.regime, rows.seed, strict=True)]]
+    return rows[np.array([pair in known for pair in zip(rows.regime, rows.seed, strict=True)], dtype=bool)]
 
 
 def _train(runs: Sequence[Planned], words: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from analysis.statistics.benchmark import CONTROL, FLOOR, NONE, improvement, interquartile_mean, interval, normalised, scores
+from harness.errors import UserError
 
 
 def runs(ends: dict[tuple[str, str], list[float]], start: float = 0.2, collapsed: str = "") -> pd.DataFrame:
@@ -34,6 +35,12 @@ def test_a_regime_without_harm_is_divided_by_a_share_of_the_controls_gain():
     """The control gains 0.8 − 0.2 = 0.6 and no correction loses nothing of it. An end 0.03 lower is 0.03/(0.25·0.6) = 0.2."""
     table = runs({(CONTROL, "a"): [0.8], (NONE, "a"): [0.8], ("mask", "a"): [0.77]})
     assert FLOOR == 0.25 and normalised(table, "trainer").gain.iloc[-1] == pytest.approx(-0.2)
+
+
+def test_a_control_that_gains_nothing_has_no_scale():
+    table = runs({(CONTROL, "a"): [0.2], (NONE, "a"): [0.2]})
+    with pytest.raises(UserError, match="a: the exact control gains nothing there"):
+        normalised(table, "trainer")
 
 
 def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end():

@@ -1,0 +1,276 @@
+"""The leaderboard of losses and corrections (docs/benchmark.md).
+
+    python -m experiments.leaderboard quick|record|list|print|rules
+
+quick chooses the quick set of regimes from the records of the study of the verdict. record adds the study's runs and those of the
+sweep `leaderboard` to the records of the package. list prints a command for each row that is not recorded. print writes the table
+and the figure. rules copies the frozen rules of the verdict with their scores into the package.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import chain, combinations
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from algos.registry import LOSSES
+from analysis.statistics.benchmark import CONTROL, NONE, POLICIES, scores
+from analysis.statistics.rules import ARMS
+from experiments.benchmark import SEEDS, Planned, Regimes, ended, of_study, plan, read_regimes
+from experiments.leaderboard_figure import draw
+from experiments.plan import publish
+from experiments.regimes import STUDIED, Regime, admitted, regimes
+from experiments.verdict_study import ARMS as CORRECTIONS
+from experiments.verdict_study import FOLDER as STUDY
+from experiments.verdict_study import added, claims, gains
+from harness.boundary import command
+from harness.compose import compose
+from harness.conf import CONF
+from harness.errors import UserError
+from harness.yaml_file import read_yaml
+
+RECORDS = Path("faultline/records")
+FOLDER = Path("experiments/study/leaderboard")
+SWEEP = ("run.sweep=leaderboard", "tracking=disabled")
+CHOOSERS = STUDIED[len(SEEDS) :]
+"""Seeds that choose the quick set. The benchmark is scored on SEEDS, so no regime is in it for its luck."""
+MOST, BUDGET = 6, 1200
+"""Largest number of regimes in the quick set, and its processor time in seconds: ten minutes of two cores."""
+COSTS = {"dense": (150, 16), "moe": (200, 20), "long20": (400, 22), "long32": (250, 26)}
+"""Kind of warm start -> processor time in seconds of the warm start, and of a run of 200 steps."""
+KINDS = {"dense_half": "dense", "ppo": "dense", "moe_half": "moe", "moe_ppo": "moe"}
+"""Bed -> kind of its warm start, of those that do not name their own."""
+SEQUENCES = "reduce=seq_mean_token_mean"
+RECOMMENDED = {name: [f"loss={name}"] for name in LOSSES.names()} | {
+    "gpg": ["loss=gpg", "advantage=gpg"],
+    "dppo": ["loss=dppo", "proximal=rollout"],
+    "rollout_is": ["loss=rollout_is", "proximal=rollout"],
+    **{name: [f"loss={name}", SEQUENCES] for name in ("ctpo", "gmpo", "gspo", "luspo", "sapo")},
+}
+"""Loss -> its own recommended settings, those of experiments/PAPERS.md."""
+
+
+class Row(NamedTuple):
+    """A row of the leaderboard. name: of the loss or the first preset. words: overrides. others: presets of equal settings."""
+
+    name: str
+    words: list[str]
+    others: list[str]
+
+
+# --- rows --------------------------------------------------------------------------------------------------------------------
+
+
+def rows() -> list[Row]:
+    """Every registered loss, then every distinct correction. Presets of equal settings share a row."""
+    losses = [Row(f"loss {name}", words, []) for name, words in RECOMMENDED.items()]
+    return losses + [Row(first, [f"correction={first}"], others) for first, *others in presets_alike() if first != NONE]
+
+
+def presets_alike() -> list[list[str]]:
+    """Lists of the presets that train alike: correction, anchor, loss and chosen options are equal. Own presets come first."""
+    folder = CONF / "correction"
+    names = [path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")]
+    alike: dict[str, list[str]] = {}
+    for name in sorted(names, key=lambda name: (name.count("/"), name != NONE, name)):
+        composed = compose(f"correction={name}")
+        chosen = read_yaml(folder / f"{name}.yaml").get("defaults")
+        key = json.dumps([composed["correction"], composed["proximal"], composed["loss"], chosen])
+        alike.setdefault(key, []).append(name)
+    return list(alike.values())
+
+
+def missing(known: pd.DataFrame, quick: Regimes) -> list[Row]:
+    """The rows that lack a run of the quick set in the records."""
+    needed = {(regime, seed) for regime in quick for seed in SEEDS}
+    there = {entry: set(zip(part.regime, part.seed, strict=True)) for entry, part in known.groupby("entry")}
+    return [row for row in rows() if not needed <= there.get(row.name, set())]
+
+
+def row_command(row: Row) -> str:
+    """The command that runs a row of the leaderboard."""
+    return f"faultline benchmark --name '{row.name}' {SWEEP[0]} {' '.join(row.words)} > /dev/null"
+
+
+# --- the quick set -----------------------------------------------------------------------------------------------------------
+
+
+def separation(ends: pd.DataFrame) -> float:
+    """Variance between the arms of a regime beyond the noise of seeds. ends: [seeds, arms], as shares of the control's gain.
+
+    With S seeds and A arms, MS_arms and MS_rest are the mean squares of a two-way layout of arms and seeds, and
+        separation = max(0, (MS_arms − MS_rest)/S)
+    the variance component of the arms.
+    """
+    x = ends.to_numpy()
+    seeds, arms = x.shape
+    by_arm, by_seed = x.mean(0), x.mean(1, keepdims=True)
+    between = seeds * ((by_arm - x.mean()) ** 2).sum() / (arms - 1)
+    rest = ((x - by_arm - by_seed + x.mean()) ** 2).sum() / ((arms - 1) * (seeds - 1))
+    return float(max(0.0, (between - rest) / seeds))
+
+
+def separations(runs: pd.DataFrame) -> pd.Series:
+    """Regime -> its separation on the seeds CHOOSERS, summed over both deployed policies. runs: endpoints of the study."""
+    gain = gains(runs)
+    mine = runs[(runs.source != "exact") & runs.seed.isin(CHOOSERS) & runs.arm.isin(ARMS)]
+    found: dict[str, float] = {}
+    for (bed, source, _), part in mine.groupby(["bed", "source", "policy"]):
+        ends = part.pivot(index="seed", columns="arm", values="end")[list(ARMS)] / gain[bed]
+        found[f"{bed}/{source}"] = found.get(f"{bed}/{source}", 0.0) + separation(ends)
+    return pd.Series(found, dtype=float)
+
+
+def cost(names: tuple[str, ...]) -> float:
+    """Processor time in seconds of an entry in these regimes with SEEDS, the warm starts included."""
+    kinds = [KINDS.get(bed, bed) for bed in (name.partition("/")[0] for name in names)]
+    return len(SEEDS) * (sum(COSTS[kind][0] for kind in set(kinds)) + sum(COSTS[kind][1] for kind in kinds))
+
+
+def best_set(found: pd.Series) -> list[str]:
+    """The set of at most MOST regimes within BUDGET that has the greatest total separation, its regimes in this order."""
+    sets = chain.from_iterable(combinations(found.index, size) for size in range(1, MOST + 1))
+    best = max((names for names in sets if cost(names) <= BUDGET), key=lambda names: found[list(names)].sum())
+    return sorted((name for name in best if found[name] > 0), key=lambda name: -found[name])
+
+
+def choose(runs: pd.DataFrame) -> None:
+    """Write the quick set, chosen among the calibration regimes of `runs`, and the table of separations."""
+    names = [str(regime) for regime in regimes(admitted()).calibration]
+    found = separations(runs).reindex(names)
+    if found.isna().any():
+        raise UserError(
+            f"{', '.join(found.index[found.isna()])}: no records of lists 2 and 3; docs/decision.md has their commands"
+        )
+    chosen = best_set(found)
+    lines = [f"{name}: {' '.join(of_study(Regime(*name.split('/'))))}\n" for name in chosen]
+    head = "# The quick set of `faultline benchmark`, chosen by `python -m experiments.leaderboard quick` (docs/decision.md).\n"
+    (RECORDS / "quick.yaml").write_text(head + "".join(lines))
+    table = found.sort_values(ascending=False).rename_axis("regime").reset_index(name="separation")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    publish(FOLDER, table.assign(chosen=table.regime.isin(chosen)))
+
+
+# --- records -----------------------------------------------------------------------------------------------------------------
+
+
+def of_the_study(runs: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the benchmark from the endpoints of the study: its arms and controls, in the regimes that have run, with SEEDS."""
+    wide = runs.pivot(index=["bed", "source", "arm", "seed"], columns="policy", values=["start", "end", "outcome"])
+    found = []
+    pairs = runs.loc[runs.source != "exact", ["bed", "source"]].drop_duplicates().itertuples(index=False, name=None)
+    for regime in (Regime(*pair) for pair in pairs):
+        arms = [(CONTROL, "exact", NONE, []), *((arm, regime.source, arm, [f"correction={CORRECTIONS[arm]}"]) for arm in ARMS)]
+        for arm, source, studied, words in arms:
+            entry = CORRECTIONS.get(arm, arm)
+            for run in plan(entry, words if arm not in (NONE, CONTROL) else [], {str(regime): of_study(regime)}, SEEDS):
+                key = (regime.bed, source, studied, run.seed)
+                if key not in wide.index:
+                    continue
+                row = wide.loc[key]
+                values = [row["start", "trainer"], row["end", "trainer"], row["end", "sampler"]]
+                found.append([entry, run.regime, run.seed, run.config.digest, row["outcome", "trainer"], *values])
+    return pd.DataFrame(found, columns=["entry", "regime", "seed", "digest", "outcome", "start", "trainer", "sampler"])
+
+
+def _record(runs: pd.DataFrame, quick: Regimes) -> None:
+    """Add the runs of the study and of the sweep to the recorded rows. Held-out regimes wait until they have been scored."""
+    parts = regimes(admitted())
+    allowed = {str(regime) for regime in parts.calibration}
+    if (STUDY / "regrets.csv").is_file():
+        allowed |= {str(regime) for regime in parts.held_out}
+    runs = runs[(runs.source == "exact") | (runs.bed + "/" + runs.source).isin(allowed)]
+    more = of_the_study(runs)
+    planned: list[Planned] = [run for row in rows() for run in plan(row.name, row.words, quick, SEEDS, *SWEEP)]
+    if planned and planned[0].config.path.parent.is_dir():
+        more = pd.concat([more, ended(planned)[more.columns]], ignore_index=True)
+    both = added(_known(), more, ["entry", "regime", "seed"])
+    both.to_csv(RECORDS / "rows.csv", index=False)
+    print(f"{len(both)} runs of {both.entry.nunique()} entries in {RECORDS / 'rows.csv'}")
+
+
+def _known() -> pd.DataFrame:
+    file = RECORDS / "rows.csv"
+    if not file.is_file():
+        return pd.DataFrame(columns=["entry", "regime", "seed"])
+    return pd.read_csv(file, float_precision="round_trip", keep_default_na=False)
+
+
+def never_learned(known: pd.DataFrame) -> list[str]:
+    """Entries whose runs all ended without having learned: their outcome is "never learned" in every regime and seed."""
+    return sorted(entry for entry, part in known.groupby("entry") if (part.outcome == "never learned").all())
+
+
+def _print(known: pd.DataFrame, quick: Regimes) -> None:
+    own = known[known.regime.isin(list(quick))]
+    tables = {policy: scores(own, policy) for policy in POLICIES}
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    publish(FOLDER, *(table.round(3) for table in tables.values()))
+    print(f"\nNever learned in any regime: {', '.join(never_learned(own)) or 'none'}")
+    print(draw(tables, len(quick), Path("docs/leaderboard.png")))
+
+
+# --- rules of the verdict ----------------------------------------------------------------------------------------------------
+
+
+def scored(frozen: dict[str, Any], regret: pd.DataFrame | None) -> dict[str, Any]:
+    """The frozen rules with what the study measured, as `faultline.records.verdict` returns them.
+
+    frozen: rules.json of the study. regret: its regrets.csv; None before the held-out regimes are scored. A policy's chosen rule
+    is v2 where the claim holds that it is below the best constant, and the best constant otherwise.
+    """
+    found: dict[str, Any] = {}
+    for policy, rules in frozen.items():
+        found[policy] = {**rules, "chosen": None, "regimes": 0, "scores": {}}
+        if regret is None:
+            continue
+        mine = regret[regret.policy == policy]
+        parts = {rule: part.set_index("regime").share for rule, part in mine.groupby("arm")}
+        values = {rule: {"mean": part.mean(), "worst": part.max(), "in": part.idxmax()} for rule, part in parts.items()}
+        claim = claims(regret).query("policy == @policy and claim == 'below' and arm == 'v2' and reference == 'best constant'")
+        holds = len(claim) == 1 and claim.holm_p.iloc[0] <= 0.05 and claim.difference.iloc[0] < 0
+        found[policy] |= {"chosen": "v2" if holds else "best constant", "regimes": mine.regime.nunique(), "scores": values}
+    return found
+
+
+def _rules() -> None:
+    file, regret = STUDY / "rules.json", STUDY / "regrets.csv"
+    if not file.is_file():
+        raise UserError(f"{file}: not there; python -m experiments.verdict_study tune")
+    content = scored(json.loads(file.read_text()), pd.read_csv(regret) if regret.is_file() else None)
+    (RECORDS / "verdict.json").write_text(json.dumps(content, indent=2) + "\n")
+    chosen = ", ".join(f"{policy}: {one['chosen']}" for policy, one in content.items())
+    print(f"{RECORDS / 'verdict.json'}: {chosen}")
+
+
+def _endpoints() -> pd.DataFrame:
+    file = STUDY / "endpoints.csv"
+    if not file.is_file():
+        raise UserError(f"{file}: not there; lists 1 to 3 of docs/decision.md make it")
+    return pd.read_csv(file, float_precision="round_trip")
+
+
+def main(words: list[str]) -> None:
+    quick = read_regimes(RECORDS / "quick.yaml")
+    match words:
+        case ["quick"]:
+            choose(_endpoints())
+        case ["record"]:
+            _record(_endpoints(), quick)
+        case ["list"]:
+            print("".join(f"{row_command(row)}\n" for row in missing(_known(), quick)), end="")
+        case ["print"]:
+            _print(_known(), quick)
+        case ["rules"]:
+            _rules()
+        case _:
+            raise UserError("give quick, record, list, print or rules: python -m experiments.leaderboard list")
+
+
+if __name__ == "__main__":
+    with command():
+        main(sys.argv[1:])
