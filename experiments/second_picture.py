@@ -38,12 +38,13 @@ LONG = {(0.0, 0.0): "black", (0.2, 0.0): series(0)["color"], (0.2, 1.0): series(
 """(noise, persistence) of an arm of 2,800 steps -> its colour."""
 SMOOTHED = 5
 """Number of evaluations in a running mean. Five evaluations are 100 steps."""
-FINDING = "An error of the sampling engine that stays costs more than one that is redrawn"
+FINDING = "A rollout error that persists costs more than one that is redrawn"
 POLICIES = {OWN: "trainer's own policy", SAMPLING: "sampling policy"}
 
 
 def main(folder: Path, out: Path) -> None:
     """Write the second study's three pictures into `out`."""
+    out.mkdir(parents=True, exist_ok=True)
     _doses(folder).savefig(out / "second.png", dpi=150)
     long = pd.read_csv(folder / "long.csv")
     _long(long).savefig(out / "second_long.png", dpi=150)

@@ -11,6 +11,8 @@ EXTRAS = {
     "notebooks": ("jupytext", "nbclient"),
 }
 """Extra -> modules that it installs and that the code imports."""
+APART = ("train", "sweep", "search")
+"""Extras that pin transformers, and so would change it in an environment of verl, SkyRL or TRL."""
 
 
 def absence(error: ModuleNotFoundError) -> str | None:
@@ -20,4 +22,7 @@ def absence(error: ModuleNotFoundError) -> str | None:
     """
     module = (error.name or "").partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
-    return extra and f"{module} is not installed; in the checkout this installs it: pip install -e '.[{extra}]'"
+    if extra is None:
+        return None
+    apart = " (not in the environment of verl, SkyRL or TRL: it changes transformers)" if extra in APART else ""
+    return f"{module} is not installed; in the checkout this installs it: pip install -e '.[{extra}]'{apart}"

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -77,7 +78,9 @@ def test_an_extra_brings_what_it_is_told_for():
     for extra, modules in EXTRAS.items():
         assert {MODULES.get(BROUGHT[m], BROUGHT[m]) if m in BROUGHT else m for m in modules} <= OPTIONAL[extra], extra
     error = ModuleNotFoundError("No module named 'optuna.trial'", name="optuna.trial")
-    assert absence(error) == "optuna is not installed; in the checkout this installs it: pip install -e '.[search]'"
+    said = "optuna is not installed; in the checkout this installs it: pip install -e '.[search]'"
+    assert absence(error) == f"{said} (not in the environment of verl, SkyRL or TRL: it changes transformers)"
+    assert absence(ModuleNotFoundError("No module named 'wandb'", name="wandb")).endswith("pip install -e '.[wandb]'")
     assert absence(ModuleNotFoundError("No module named 'my_loss'", name="my_loss")) is None
 
 
@@ -95,6 +98,19 @@ def test_lower_bounds_are_the_versions_that_are_tested():
         assert bound in {".".join(parts[:n]) for n in (1, 2, 3)}, name
 
 
+@pytest.mark.parametrize("repository", ["", "https://github.com/owner/name"])
+def test_the_description_has_no_link_that_an_index_cannot_follow(repository):
+    """An index has no file of the repository: a link is absolute or within the page, and every word of README.md stays."""
+    build, readme = runpy.run_path(str(ROOT / "setup.py")), (ROOT / "README.md").read_text(encoding="utf-8")
+    text = build["description"](readme, repository)
+    assert all(re.match(r"https://|#", target) for target in re.findall(r"\]\(([^)]+)\)", text))
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text)
+    assert pictures == ([f"{repository}/raw/HEAD/docs/persistence.png"] if repository else [])
+    links = build["links"](repository)
+    assert links.get("Source", "") == repository and all(target.startswith("https://") for target in links.values())
+    assert (ROOT / "docs/index.md").exists() and len(text.split()) == len(readme.split())
+
+
 def run(*words, cwd: Path | None = None) -> subprocess.CompletedProcess:
     """Without PYTHONPATH, which would put the working tree before the wheel."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -107,7 +123,7 @@ def installed(tmp_path_factory) -> Path:
     source = tmp_path_factory.mktemp("source")
     for name in PACKAGES:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     built = run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", source / "dist", source)
     assert built.returncode == 0, built.stderr

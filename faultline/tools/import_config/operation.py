@@ -42,12 +42,13 @@ def operate(source: Source, out: Translation, program: str, numbers: Mapping[str
             out.set(ours, int(value))
         elif value is not None:
             out.notes.append(f"{source.key(theirs)}={value:g}: {ours} is at least {least} here, and stays as it is")
-    out.set("tracking.project", source.text("trainer.project_name"))
+    if source.resolved("trainer.project_name"):
+        out.set("tracking.project", source.text("trainer.project_name"))
     out.set("actor.betas", source.numbers(BETAS[program]))
     if source.has(CHECKPOINTING[program]):
         out.set("actor.gradient_checkpointing", source.flag(CHECKPOINTING[program]))
-    if not out.ready and (path := source.take(MODEL[program])) is not None:
-        key = source.key(MODEL[program])
+    if not out.ready and source.resolved(MODEL[program]):
+        key, path = source.key(MODEL[program]), source.take(MODEL[program])
         out.notes.append(f"{key}={path}: model=hub model.path={path} warmstart=none, and a task of text")
 
 

@@ -42,6 +42,10 @@ class Source:
         """Whether the config has this name, even with the value null."""
         return name in self._values
 
+    def resolved(self, name: str) -> bool:
+        """Whether the name has a value other than null, without a variable that only an execution would show."""
+        return self.has(name) and "${" not in str(self._values[name][1])
+
     def take(self, *names: str, default: Any = None) -> Any:
         """Return the value of the first of `names` that is set, else `default`. All of the names count as taken.
 
@@ -300,13 +304,13 @@ class Translation:
         lines = [
             "# @package _global_",
             f"# {printable(title)}, translated. Save it as DIR/experiment/NAME.yaml and run",
-            "#   python -m experiments.train --config-dir DIR +experiment=NAME",
+            "#   faultline train --config-dir DIR +experiment=NAME",
         ]
         lines += [f"# WARNING: {printable(warning)}" for warning in self.warnings]
         lines += [f"# note: {printable(note)}" for note in self.notes]
         lines += [f"# not translated: {printable(line)}" for line in self.lost + left]
         lines += ["defaults:", *(f"  - override /{group}: {option}" for group, option in self.options.items())]
-        lines += ["  - override /correction: none"]
+        lines += ["  - override /correction: none  # a clean slate: `correction` below sets every key of it"]
         return "\n".join(lines) + "\n" + yaml.safe_dump(values, sort_keys=False)
 
 

@@ -373,6 +373,23 @@ def test_what_is_not_known_is_an_error_where_it_counts(tmp_path):
     assert "# not translated: trainer.nnodes=${N}" in import_config(tmp_path / "run.sh")
 
 
+def test_what_no_key_here_needs_may_be_unknown(tmp_path):
+    """verl's tuning recipes put a date into the project's name, others take the model's path from the environment.
+
+    Both are reported; only --launch needs the path.
+    """
+    (tmp_path / "run.sh").write_text(
+        'project=grpo-$(date +%m%d)\np algorithm.rollout_correction.rollout_is=token trainer.project_name="$project" '
+        "actor_rollout_ref.model.path=$MODELS/Qwen3-8B algorithm.rollout_correction.rollout_is_threshold=3"
+    )
+    text = import_config(tmp_path / "run.sh")
+    assert yaml.safe_load(text)["correction"]["weight"] == weight("token", upper=3)
+    assert "# not translated: trainer.project_name=grpo-${command}\n" in text
+    assert "# not translated: actor_rollout_ref.model.path=${MODELS}/Qwen3-8B\n" in text
+    with pytest.raises(UserError, match=r"model\.path=\$\{MODELS\}/Qwen3-8B: resolve the config first"):
+        import_config(tmp_path / "run.sh", ready=True)
+
+
 def test_a_list_of_overrides(tmp_path):
     """Hydra's own .hydra/overrides.yaml, and lines of text."""
     lines = ["algorithm.adv_estimator=rloo", "+algorithm.rollout_correction.rollout_is=token", "rollout_is_threshold=3"]
