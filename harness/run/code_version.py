@@ -1,7 +1,4 @@
-"""The version of the running code. Torch-free, so that a launcher can read it.
-
-A code snapshot lies outside the repository, so the file `snapshot.json` beside its packages states its version.
-"""
+"""The version of the running code, torch-free for launchers: of the repository, or of `snapshot.json` in a code snapshot."""
 
 from __future__ import annotations
 

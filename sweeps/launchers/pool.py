@@ -1,7 +1,6 @@
 """Parallel runs on one machine, each in a process with one thread: for the local launcher, and inside a Slurm job.
 
-A server that has imported torch and DeepSpeed forks the processes. A run that fails leaves the others alone. A run that was
-cut short resumes from its folder.
+A server that has imported torch and DeepSpeed forks them. A run that fails leaves the others alone. A cut short one resumes.
 """
 
 from __future__ import annotations

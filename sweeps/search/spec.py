@@ -24,10 +24,7 @@ Seeds = Annotated[int, Field(ge=2, le=1000)]
 
 
 class Range(Strict):
-    """Search range of a threshold, from low to high.
-
-    scale: `distance_from_1` is logarithmic in |value − 1|, which suits a bound on a ratio. `log` and `linear` apply to the value.
-    """
+    """Search range of a threshold on a linear or log scale, or log of |value − 1|, which suits a bound on a ratio."""
 
     low: Bound
     high: Bound

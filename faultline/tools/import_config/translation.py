@@ -43,10 +43,7 @@ class Source:
         return name in self._values
 
     def take(self, *names: str, default: Any = None) -> Any:
-        """Return the value of the first of `names` that is set, else `default`. All of the names count as taken.
-
-        Raises UserError on a list, and on an unresolved interpolation.
-        """
+        """Return the value of the first of `names` that is set, else `default`. Raises UserError on a list or interpolation."""
         self._taken.update(names)
         value = next((self._values[name][1] for name in names if self.has(name)), default)
         if isinstance(value, list | dict):

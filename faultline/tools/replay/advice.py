@@ -105,10 +105,7 @@ class Advisor:
         self.logs["sequence"].append(tokens.in_responses.sum(tokens.l)[present])
 
     def propose(self, null: Thresholds | None = None, seed: int = 0) -> Advice:
-        """Propose a bound for each family: C, its 95 % interval, tokens kept, ESS, false rejections and a verdict.
-
-        null: thresholds of a dump of the control, for false rejections. seed: of the resampling.
-        """
+        """Propose a bound for each family, with interval and verdict. null: the control's thresholds. seed: of resampling."""
         rng = np.random.default_rng(seed)
         groups = min(self.samples, GROUPS)
         draws = rng.multinomial(groups, np.full(groups, 1 / groups), size=RESAMPLES)

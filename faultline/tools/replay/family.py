@@ -23,10 +23,7 @@ FARTHEST = 1e100
 
 
 class Units(NamedTuple):
-    """Units of a correction: tokens, responses or segments. Each has one weight, or one decision of a filter.
-
-    values: numbers that are compared with the bounds. size: number of tokens. row: number of the response. All are [units].
-    """
+    """Tokens, responses or segments, each with one weight or one decision: values to bound, tokens and response, all [units]."""
 
     values: np.ndarray
     size: np.ndarray
@@ -46,10 +43,7 @@ class Groups(NamedTuple):
 
 
 class FlatTokens:
-    """The response tokens of a batch as flat fp64 arrays. l: log π_old − log μ in nats.
-
-    row: response of each token, ascending. bound: `excess_bound` in the dtype of the dump.
-    """
+    """The response tokens of a batch, flat, in fp64. l: log π_old − log μ. row: response, ascending. bound: of |l|."""
 
     def __init__(self, responses: DumpedResponses):
         mask, lengths = responses.mask, np.diff(responses.offsets)
