@@ -34,7 +34,7 @@ class RunFacts(NamedTuple):
         return lag if bool(lag[mask].any()) else None
 
     def diagnose(self, batch: Batch, lag: Tensor | None = None, tokens: Tensor | None = None) -> Diagnosis:
-        """Diagnose a batch. Noise that the run adds on purpose is no fault. lag, tokens: as in `algos.faults.diagnose`."""
+        """Diagnose a batch, given the facts. lag: versions that each token's weights are behind. tokens: ids [B, T]."""
         found = diagnose(batch, precision=None if lag is not None else self.precision, lag=lag, tokens=tokens)
         if found.question != "b" or not self.noise:
             return found

@@ -20,7 +20,7 @@ STALE = {k: (f"rollout.staleness={k}", "actor.lr=1e-3") for k in (1, 4, 8)}
 
 
 class Key(NamedTuple):
-    """Name of a dump of the plan. fault: "clean" for none. size: of the fault, or the training step for a run without a fault."""
+    """Name of a planned dump. fault: "clean" for none. size: the fault's size; for a clean run, the training step."""
 
     source: str
     fault: str

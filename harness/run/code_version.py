@@ -1,4 +1,4 @@
-"""The version of the running code, torch-free for launchers: of the repository, or of `snapshot.json` in a code snapshot."""
+"""The version of the running code, from the repository or from the file `snapshot.json` of a code snapshot. Torch-free."""
 
 from __future__ import annotations
 

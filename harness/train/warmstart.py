@@ -43,7 +43,7 @@ class Start(NamedTuple):
 
 
 def most_held_out(task: Task) -> int:
-    """Maximum number of held-out prompts: those of the task, or those of a warm start that keeps every prompt."""
+    """Maximum number of held-out prompts that the task has, or that a warm start would leave if it kept every prompt."""
     return len(task.held_out) if isinstance(task, TextTask) else _held_out_of(len(task.prompts()))
 
 

@@ -150,7 +150,7 @@ class Spec(Strict):
 
 
 def load(path: Path, changes: list[str]) -> Spec:
-    """Load a search's spec from a file, or the shipped one of that name, and apply `key=value` changes. Raises UserError."""
+    """Load a search's spec from a file, or by a shipped name, and apply `key=value` changes. Raises UserError naming a key."""
     shipped = Path(__file__).parents[1] / "conf" / "search"
     file = path if path.exists() else shipped / f"{path.name}.yaml"
     if not file.exists():

@@ -79,7 +79,7 @@ def methods(
 
 
 def load_loss(name: str, own: PluginConfig | None = None) -> functools.partial:
-    """Build the loss `name`, with the parameters of the run's loss `own` if equal, else its file's. Raises UserError."""
+    """Build the loss `name`, with the run's parameters if it trains by it, else its file's. Raises UserError on a bad name."""
     if own is not None and own.name == name:
         return functools.partial(LOSSES[name], **own.params)
     path = CONF / "loss" / f"{name}.yaml"

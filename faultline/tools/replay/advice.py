@@ -105,7 +105,10 @@ class Advisor:
         self.logs["sequence"].append(tokens.in_responses.sum(tokens.l)[present])
 
     def propose(self, null: Thresholds | None = None, seed: int = 0) -> Advice:
-        """Propose a bound for each family, with interval and verdict. null: the control's thresholds. seed: of resampling."""
+        """Propose a bound for each family, with its 95 % interval and a verdict. null: thresholds of a dump of the control.
+
+        seed: seed of the resampling.
+        """
         rng = np.random.default_rng(seed)
         groups = min(self.samples, GROUPS)
         draws = rng.multinomial(groups, np.full(groups, 1 / groups), size=RESAMPLES)

@@ -23,7 +23,10 @@ FARTHEST = 1e100
 
 
 class Units(NamedTuple):
-    """Tokens, responses or segments, each with one weight or one decision: values to bound, tokens and response, all [units]."""
+    """Units of a correction: tokens, responses or segments. Each has one weight, or one decision of a filter.
+
+    values: numbers that are compared with the bounds. size: number of tokens. row: number of the response. All are [units].
+    """
 
     values: np.ndarray
     size: np.ndarray
@@ -43,7 +46,10 @@ class Groups(NamedTuple):
 
 
 class FlatTokens:
-    """The response tokens of a batch, flat, in fp64. l: log π_old − log μ. row: response, ascending. bound: of |l|."""
+    """The response tokens of a batch as flat fp64 arrays. l: log ratio log π_old − log μ in nats. row: number of the response.
+
+    bound: largest |l| in sums of ρ², which depends on the dtype of the dump.
+    """
 
     def __init__(self, responses: DumpedResponses):
         mask, lengths = responses.mask, np.diff(responses.offsets)

@@ -66,7 +66,7 @@ class ValueModel(nn.Module):
 
 
 def _before(hidden: Tensor, targets: Tensor, at: Tensor | None) -> Tensor:
-    """Hidden states [B, T, H] that predict the targets: those at the flat places `at`, or the last T of each row if None."""
+    """Hidden states [B, T, H] that predict the targets, at the flat places `at`; None: the last T places of each row."""
     return hidden[:, -targets.shape[1] :] if at is None else hidden.flatten(0, 1)[at]
 
 
