@@ -30,10 +30,7 @@ def advantage(*needs: str) -> Callable:
 
 @advantage()
 def reinforce(rewards: Tensor) -> Tensor:
-    """REINFORCE without a baseline: the advantage is the reward, A = R.
-
-    Where R = `rewards`. Source: Williams 1992, doi 10.1007/BF00992696; NeMo-RL's raw_reward without its whitening.
-    """
+    """REINFORCE without a baseline, A = `rewards`. Source: Williams 1992; NeMo-RL's raw_reward without its whitening."""
     return rewards
 
 

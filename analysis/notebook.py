@@ -8,8 +8,6 @@ import os
 import sys
 from pathlib import Path
 
-from harness.progress import Progress
-
 FOLDER = Path(__file__).parent / "notebooks"
 COLOURS = 64
 """Number of colours of a picture's palette, which cuts the file to a third of its size."""
@@ -48,7 +46,5 @@ def _compressed(picture: str) -> str:
 if __name__ == "__main__":
     sweep, out, *names = sys.argv[1:]
     sources = [path for path in sorted(FOLDER.glob("*.py")) if not names or path.stem in names]
-    progress = Progress(len(sources))
-    for number, path in enumerate(sources):
+    for path in sources:
         print(execute(path, sweep, Path(out)), flush=True)
-        progress.show(f"{number + 1} of {len(sources)} notebooks")

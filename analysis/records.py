@@ -1,7 +1,4 @@
-"""Types and checks of a run's record, which all code after reading relies on.
-
-A folder or a W&B file may be untrusted. A value that no run writes is reported as damage, and the rest is used.
-"""
+"""Types and checks of a run's record, which may be untrusted. A value that no run writes is reported as damage."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ def _control(results: Results) -> str:
 
 
 def _comparisons(table: pd.DataFrame, hopeless: bool) -> list[str]:
-    """Sentences on comparisons that are significant after Holm's adjustment, or why none can be. hopeless: the latter too."""
+    """Sentences on the comparisons that are significant after Holm's adjustment, or that none can be (if `hopeless`)."""
     sentences = []
     for question, title in QUESTIONS.items():
         for test, what in TESTS.items():

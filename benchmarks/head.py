@@ -1,7 +1,6 @@
 """Log-probability and entropy of a large vocabulary, against all logits at once and TRL's fused head.
 
-The model is a Qwen3 without layers: an embedding, a norm and the head. So nothing else is measured. Each way computes log π of
-the same tokens, its gradient with respect to head and norm, and the entropy.
+The model is a Qwen3 of an embedding, a norm and the head alone. Each way also computes the gradient of log π by head and norm.
 """
 
 import copy

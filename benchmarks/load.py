@@ -1,7 +1,4 @@
-"""500 runs x 1,000 steps x 60 metrics read, against pandas' own reader, and their whole report.
-
-The runs are synthetic: 10 arms of 50 seeds. Some of the runs collapse.
-"""
+"""500 runs x 1,000 steps x 60 metrics, of which some collapse, read against pandas' own reader, and their whole report."""
 
 import copy
 import functools
@@ -75,10 +72,7 @@ def _write(sweep: Path) -> list[Path]:
 
 @functools.cache
 def _rows(mismatched: bool, collapse: int | None, seed: int) -> str:
-    """Return the metrics file of a run as text. Its reward rises from 0.4 to 0.9, or falls at step `collapse`.
-
-    It is evaluated at every tenth step.
-    """
+    """The metrics file of a run as text. Its reward, at every tenth step, rises to 0.9, or falls at step `collapse`."""
     rng, lines = np.random.default_rng(seed), []
     for step in range(STEPS + 1):
         reward = 0.05 if collapse is not None and step >= collapse else 0.4 + 0.5 * min(step / 400, 1) + rng.normal(0, 0.01)

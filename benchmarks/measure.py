@@ -84,10 +84,7 @@ def _status(key: str) -> int:
 
 @contextmanager
 def trainer(*overrides: str) -> Iterator[Trainer]:
-    """Context manager that gives the trainer of a run before its first step.
-
-    The run is not evaluated; its folder is temporary.
-    """
+    """Context manager that gives the trainer of a run before its first step, without evaluation, in a temporary folder."""
     from harness.compose import compose
     from harness.config import parse
     from harness.run.folder import RunFolder

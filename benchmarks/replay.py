@@ -22,10 +22,7 @@ TOKENS, LENGTH, PER_STEP = 10_000_000, 1000, 1000
 
 
 def cases() -> Iterator[Case]:
-    """Yield two comparisons with verl's correction of a single bound: replay of all bounds, and replay of one.
-
-    verl's function reads no dump. Its batches are read by Faultline from the same parquet files, or lie in memory.
-    """
+    """Yield two comparisons with verl's correction of a single bound, which reads no dump: replay of all bounds, and of one."""
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 
     def verl(batches: Iterable[Batch]) -> None:

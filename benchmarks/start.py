@@ -1,7 +1,6 @@
 """Processor time of a start, of a run in a process of its own, and of one forked as in a packed sweep.
 
-The lower limit is a process that only imports torch, transformers' Qwen3 and DeepSpeed, which training needs. That process
-imports them without garbage collection, as a run does.
+The lower limit is a process that only imports, as a run does, torch, transformers' Qwen3 and DeepSpeed.
 """
 
 import importlib

@@ -1,7 +1,6 @@
-"""Tables of the study at the edge of stability: `python -m experiments.edge FOLDER [SWEEP ...]`.
+"""Tables of the study at the edge of stability: `python -m experiments.edge FOLDER [SWEEP ...]`. docs/study.md has the plan.
 
-The plan is in docs/study.md. If sweeps are given, FOLDER/endpoints.csv is written first, with a row per run. FOLDER/table.md
-has a row per arm.
+If sweeps are given, FOLDER/endpoints.csv is written first, with a row per run. FOLDER/table.md has a row per arm.
 """
 
 from __future__ import annotations

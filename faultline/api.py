@@ -1,7 +1,4 @@
-"""The functions of `import faultline`.
-
-`correct`, `mismatch` and `diagnostics` take a `Batch`, or single arrays named as in `Arrays`.
-"""
+"""The functions of `import faultline`. They take a `Batch`, or single arrays named as in `Arrays`."""
 
 from __future__ import annotations
 

@@ -57,10 +57,7 @@ def _unread() -> bool:
 
 @contextmanager
 def refusing(given: str = "") -> Iterator[None]:
-    """Context manager that turns errors of Hydra, OmegaConf and the file system in its body into a UserError.
-
-    given: the user's input, shown if an error names no key.
-    """
+    """Turn errors of Hydra, OmegaConf and the file system in the body into UserError. given: input shown if none names a key."""
     try:
         yield
     except UserError:

@@ -152,7 +152,7 @@ def _check_marked(registry: Registry, key: str, name: str, mark: str, what: str)
 
 
 def needs_own_sampler(config: Config) -> bool:
-    """Whether the run needs the trainer's own policy as a sampler: for exact scoring, its evaluation, probes or a KL term."""
+    """Whether the run needs the trainer's own policy as a sampler, as exact scoring, evaluation, probes and KL terms do."""
     local = config.actor.scoring == "exact" or config.evaluation.policy != "rollout" or bool(config.evaluation.probe)
     return local or config.kl.name is not None
 

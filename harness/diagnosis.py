@@ -38,7 +38,9 @@ class RunFacts(NamedTuple):
     def diagnose(
         self, batch: Batch, lag: Tensor | None = None, tokens: Tensor | None = None, entropy: Tensor | None = None
     ) -> Diagnosis:
-        """Diagnose a batch. Noise that the run adds on purpose is no fault. The tensors are those of `algos.faults.diagnose`."""
+        """Diagnose a batch, given the facts. lag: versions that each token's weights are behind. tokens: ids [B, T]. entropy:
+        H(π_old) [B, T] in nats. Noise that the run adds on purpose is no fault.
+        """
         precision, baseline = (self.precision, self.baseline) if lag is None else (None, None)
         found = diagnose(batch, precision=precision, baseline=baseline, lag=lag, tokens=tokens, entropy=entropy)
         if found.question != "b" or not self.noise:

@@ -16,10 +16,7 @@ APART = ("train", "sweep", "search")
 
 
 def absence(error: ModuleNotFoundError) -> str | None:
-    """One line with the command that installs a missing package; None if it belongs to no extra.
-
-    The command installs from a checkout: `faultline` on the package index is another project.
-    """
+    """One line with the command that installs a missing package in the checkout; None if it belongs to no extra."""
     module = (error.name or "").partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
     if extra is None:

@@ -70,10 +70,7 @@ UNQUANTISED = ", ".join(name for name, precision in PRECISIONS.items() if precis
 
 
 def vllm_option(weights: str | None, activations: str | None) -> str | None:
-    """vLLM's option for the formats of `weights` and `activations`, None standing for no quantisation.
-
-    UNQUANTISED if both are None; None if vLLM does not support the combination.
-    """
+    """vLLM's option for these formats (None: not quantised): UNQUANTISED for neither, None if vLLM does not support them."""
     if weights is None and activations is None:
         return UNQUANTISED
     rows = ((name, row) for name, row in PRECISIONS.items() if row.vllm is not None)

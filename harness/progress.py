@@ -7,10 +7,7 @@ import time
 
 
 class Progress:
-    """Progress of a command in `whole` parts, printed every few seconds with the time left.
-
-    Timing starts after the first part, which may be slower. A command that then ends within EVERY seconds prints nothing.
-    """
+    """Progress of a command in `whole` parts, with the time left, every few seconds after the first, perhaps slower, part."""
 
     EVERY = 5.0
 

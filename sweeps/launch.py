@@ -61,7 +61,10 @@ def launch(
 
 
 def relaunch(sweep: Sweep, runs: list[str], code: str | None) -> dict[str, RunState]:
-    """Launch `runs` again as in the last launch, with other `code` on Slurm. Returns their states. Raises UserError."""
+    """Launch `runs` again, with the last launch's settings. Returns their states. Raises UserError if there was no launch.
+
+    code: a value of hydra.launcher.code to use instead, on Slurm.
+    """
     with sweep.lock.hold():
         try:
             settings = jsonl.load(sweep.home / "launcher.json")

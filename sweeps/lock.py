@@ -38,8 +38,7 @@ class Launcher(NamedTuple):
 class LauncherLock:
     """Lock of a sweep. `home`/lock names the launcher that holds it. `home`/cancelled records the user's last cancellation.
 
-    Time since boot orders cancellations on one machine, as the clock may be set back. One from elsewhere counts if later than
-    this object.
+    Time since boot orders cancellations here, as clocks may be set back. One from elsewhere counts if later than this object.
     """
 
     def __init__(self, home: Path):

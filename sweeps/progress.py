@@ -21,10 +21,7 @@ ROWS = 40
 
 
 class Display:
-    """Display of a sweep's progress: a live table on a terminal, else a line every PLAIN_EVERY seconds.
-
-    configs: the runs to show. names: the name of each run, by its digest.
-    """
+    """Progress of the runs `configs`, by `names`: a live table on a terminal, else a line every PLAIN_EVERY seconds."""
 
     def __init__(self, configs: list[Config], names: Mapping[str, str]):
         self.configs = {config.digest: config for config in configs}

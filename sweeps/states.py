@@ -33,11 +33,10 @@ STUCK = 3
 
 
 class RunState(NamedTuple):
-    """The state of a run according to the ledger.
+    """The state of a run according to the ledger. arm, seed, steps: the run's arm, its seed and its number of steps.
 
-    arm, seed, steps: as planned. state: queued, submitted, running, cancelled or one of ENDS. job: the run's present or last
-    job. batch: its batch on Slurm, else empty. step: step of its checkpoint at the last start. starts: number of consecutive
-    starts from that step.
+    state: queued, submitted, running, cancelled or one of ENDS. job: the run's present or last job. batch: its batch on Slurm,
+    else empty. step: step of its checkpoint at the last start. starts: number of consecutive starts from that step.
     """
 
     arm: str

@@ -1,7 +1,4 @@
-"""Computes a correction from the mismatch ratio: token weights and the mask of kept tokens.
-
-`algos.corrections.spec` explains each setting.
-"""
+"""Computes a correction (`algos.corrections.spec`) from the mismatch ratio: token weights and the mask of kept tokens."""
 
 from __future__ import annotations
 

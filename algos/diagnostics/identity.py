@@ -83,7 +83,7 @@ def identity_by(pairs: LogpPairs, group: Tensor, groups: int) -> list[Mean]:
 
 
 def by_place(pairs: LogpPairs) -> list[Mean]:
-    """The mean ratio E[ρ] by the token's number in its response: bin b ends at number 2ᵇ, as in `positions`."""
+    """The mean ratio E[ρ] by a token's number in its response. Bin b ends at number 2ᵇ."""
     group = bin_of(pairs.place + 1)
     return identity_by(pairs, group, int(group.max()) + 1 if len(pairs) else 0)
 

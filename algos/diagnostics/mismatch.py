@@ -22,7 +22,7 @@ def mismatch(batch: Batch, policy: Tensor | None = None) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def mismatch_rows(batch: Batch, policy: Tensor | None = None) -> Rows:
-    """Per-response sums and extremes of l = log π − log μ, and the sum of log μ. π is `policy`, by default π_old."""
+    """Sums and extremes of l = log π − log μ per response, and the sum of log μ. policy: log π; None takes the batch's π_old."""
     return chunked(ratio_rows, Ratio(batch, policy))
 
 
@@ -40,7 +40,7 @@ def ratio_rows(ratio: Ratio) -> Rows:
 
 
 def ratio_sums(ratio: Ratio) -> Rows:
-    """Sums of ρ and of ρ − 1 over the tokens of each response, with ρ bounded as in `Ratio.excess`."""
+    """Sums of the ratio ρ and of ρ − 1 over the tokens of each response. log ρ is bounded, so that all sums are finite."""
     rho = torch.where(ratio.excess < -0.5, ratio.l.exp(), 1 + ratio.excess)  # each where it does not round
     rho = torch.where(ratio.mask, rho, 0.0)
     return {f"ratio/{key}": value for key, value in sums(rho, ratio.excess).items()}

@@ -20,7 +20,7 @@ def positions(batch: Batch, policy: Tensor | None = None) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def position_rows(batch: Batch, policy: Tensor | None = None) -> Rows:
-    """Tokens, Σ l and Σ k3 of each response by bin of the token's number, [B, BINS] fp64 each. policy: default π_old."""
+    """Tokens, Σ l and Σ k3 of each response by bin of position, [B, BINS] fp64. policy: log π; None takes the batch's π_old."""
     mask, l = batch.mask, Ratio(batch, policy).l.double()
     bins = torch.where(mask, bin_of(mask.cumsum(-1)), 0)
     values = {"tokens": mask.double(), "l": l, "k3": torch.expm1(l) - l}

@@ -28,7 +28,7 @@ def probabilities(batch: Batch, policy: Tensor | None = None) -> dict[str, Tenso
 
 @torch.no_grad()
 def probability_rows(batch: Batch, policy: Tensor | None = None) -> Rows:
-    """Sums over each response's tokens from l = log π − log μ, π and μ; `diff_max` is a maximum. policy: default π_old."""
+    """Per-response sums behind `finish_probabilities`, such as that of |π − μ|. policy: log π; None takes the batch's π_old."""
     return chunked(_rows, Ratio(batch, policy))
 
 

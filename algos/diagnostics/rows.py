@@ -35,7 +35,7 @@ SUMS = ("off", "off_sq", "sum", "sum_sq")
 
 
 def sums(values: Tensor, off: Tensor) -> Rows:
-    """Sums over each row of `values` (0 off the mask), of their squares, and of `off`, `values` less their value if π = μ."""
+    """Sums over each row of `values` and of `off`, and of their squares. off: `values` less their value for equal policies."""
     return {"off": row_sum(off), "off_sq": squares(off), "sum": row_sum(values), "sum_sq": squares(values)}
 
 

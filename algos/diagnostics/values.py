@@ -23,9 +23,9 @@ FAR = 0.5
 
 
 class Fill(NamedTuple):
-    """A fill value: one that a column repeats where the other column does not.
+    """A fill value, which one column repeats where the other does not. share: share of all tokens that have the value.
 
-    share: of all tokens. gap: mean |l| of the tokens with the value, nats. last: share of these tokens that end their response.
+    gap: mean |l| of the tokens with the value, nats. last: share of these tokens that end their response.
     """
 
     value: float

@@ -41,10 +41,7 @@ def enough(results: Results) -> bool:
 
 
 class Panel(NamedTuple):
-    """One panel of a figure, with arms of one loss and setting: all uncorrected arms, or those of one source of mismatch.
-
-    calm: the setting without the keys of synthetic noise.
-    """
+    """A panel: arms of one loss and setting, all uncorrected or of one source. calm: the setting without keys of noise."""
 
     title: str
     loss: str

@@ -51,11 +51,7 @@ def robustness(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evaluated
 
 
 def _fires(rows: list[dict[str, float]], configured: dict[str, Any]) -> list[bool]:
-    """Whether a drawdown of each definition fires, in the order of DELTAS x LENGTHS.
-
-    A larger δ or m is a stricter definition on the same rewards. So if the first, which is the least strict, does not fire, none
-    does.
-    """
+    """Whether a drawdown of each definition fires, in the order of DELTAS x LENGTHS. If the first does not, none does."""
     fired: list[bool] = []
     for delta, m in product(DELTAS, LENGTHS):
         possible = not fired or fired[0]

@@ -79,10 +79,7 @@ class Curve(NamedTuple):
 
 
 class Real(NamedTuple):
-    """An arm in a real precision, drawn as a point beside the curves of synthetic noise.
-
-    k3: in nats. measured: persistence over 20 syncs, NaN if unmeasured. responses: a value per run.
-    """
+    """An arm in a real precision, a point beside the curves of noise. k3: nats. measured: persistence, NaN if none."""
 
     policy: str
     loss: str

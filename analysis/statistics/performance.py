@@ -23,10 +23,7 @@ def iqm(values: np.ndarray, axis: int = -1) -> np.ndarray:
 def bootstrap(
     values: pd.Series, strata: pd.Series, statistic: Callable[..., np.ndarray], rng: np.random.Generator, reps: int = 2000
 ) -> Interval:
-    """`statistic` of all values, with the percentile interval of bootstrap draws within each stratum.
-
-    The interval of one stratum of five values or fewer covers less than 95%.
-    """
+    """`statistic` of all values, with the percentile interval of draws within each stratum, too narrow below six values."""
     groups = [group.to_numpy(float) for _, group in values.groupby(strata.to_numpy())]
     drawn = np.concatenate([group[rng.integers(0, len(group), (reps, len(group)))] for group in groups], axis=1)
     point = float(statistic(np.concatenate(groups)))

@@ -15,10 +15,9 @@ LARGEST = 1000
 
 
 def power_of_difference(n: int, spread: float, difference: float, alpha: float = 0.05) -> float:
-    """Probability that a two-sided t test of n against n seeds finds a true difference.
+    """Probability that a two-sided t test of n against n seeds finds a true difference. spread: between seeds.
 
-    T is noncentral t with ν = 2n − 2 and λ = difference / (spread·√(2/n)); power = P(|T| > t_{1−α/2, ν}). spread: standard
-    deviation between seeds.
+    T is noncentral t with ν = 2n − 2 and λ = difference / (spread·√(2/n)); power = P(|T| > t_{1−α/2, ν}).
     """
     degrees, shift = 2 * n - 2, difference / (spread * (2 / n) ** 0.5)
     critical = t.ppf(1 - alpha / 2, degrees)

@@ -13,11 +13,7 @@ from scipy.special import betaincinv  # a fifth of the time that scipy.stats tak
 from analysis.statistics.tests import Interval, percentiles
 
 FEW = 5
-"""Maximum number of runs of an arm for which each run is shown.
-
-The median of three runs hides one collapse. No interval within the range of so few values covers 95%: all n values lie on one
-side of the median with probability 2^(1−n), which is 0.0625 for five.
-"""
+"""Maximum number of runs of an arm for which each run is shown: the range of five covers the median with less than 95%."""
 ENOUGH = 10
 """Minimum number of collapses for drawing times to collapse and for ranking diagnostics; with fewer a ranking is chance."""
 
@@ -78,7 +74,7 @@ def rmst_difference(
 ) -> Interval:
     """Difference of the restricted mean survival times of arm and reference, optimizer steps, with a bootstrap over seeds.
 
-    Arms (columns seed, time, event) with equal seeds are resampled together: these share the warm start and the order of
+    Arms (columns seed, time, event) of equal seeds are resampled together: a seed fixes the warm start and the order of
     prompts.
     """
     one, other = arm.sort_values("seed"), reference.sort_values("seed")

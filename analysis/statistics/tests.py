@@ -32,10 +32,7 @@ class Interval(NamedTuple):
 
 
 class Rearranged(NamedTuple):
-    """A test statistic `observed`, and its distribution `sums` [N] under the null hypothesis.
-
-    drawn: 1 if the rearrangements are a sample, to which the observed one is added, and 0 if they are complete.
-    """
+    """A statistic `observed` and its null distribution `sums` [N]. drawn: 1 if these are a sample, which lacks `observed`."""
 
     observed: float
     sums: np.ndarray

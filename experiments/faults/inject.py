@@ -23,7 +23,7 @@ IN_VLLM = ("rollout/engine=vllm", "rollout/precision=bf16", "rollout.engine.kv_c
 
 
 class Key(NamedTuple):
-    """Name of a dump of the plan. fault: "clean" for none. size: of the fault, or the training step for a run without a fault."""
+    """Name of a planned dump. fault: "clean" for none. size: the fault's size; for a clean run, the training step."""
 
     source: str
     fault: str

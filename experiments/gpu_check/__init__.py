@@ -1,5 +1,4 @@
 """`make gpu`: check in one command that a machine with a GPU computes what the project claims.
 
-Each check returns tables. `python -m experiments.gpu_check` prints the tables and writes one Markdown section for RESULTS.md.
-Every check also runs on a CPU, where its numbers are those of the CPU.
+Each check returns tables, printed and written as one Markdown section for RESULTS.md. On a CPU they show the CPU's numbers.
 """

@@ -20,10 +20,9 @@ from harness.train.model.actor import DeepSpeedActor
 
 
 def check_anatomy(size: Size, dumps: Path | None = None) -> list[Table]:
-    """Compare every engine in every arm on equal prompts and random numbers. The local engine in fp32 is the control.
+    """Compare every engine in every arm on equal prompts and random numbers. Raises RuntimeError if fp32 is not exact.
 
     dumps: a folder for the responses of each arm, which `faultline replay` reads, and for the picture.
-    Raises RuntimeError if the control is not exact.
     """
     policy = Policy(size)
     rows, positions, refused = [], [], {}

@@ -21,7 +21,7 @@ CASTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor] | 
     "bf16": (lambda x: casts.round_to(x, torch.bfloat16), None),
     "fp16": (lambda x: casts.round_to(x, torch.float16), None),
 }
-"""Format -> (cast of the local engine, cast of the device or None if the engine uses the latter already)."""
+"""Format -> (the local engine's cast, the device's own cast, None if the local engine calls the device's)."""
 QUANTIZERS = {
     "fp8 per tensor": lambda x: casts.quantize_fp8(x, None),
     "fp8 per row": lambda x: casts.quantize_fp8(x, -1),

@@ -85,7 +85,7 @@ def _forget_peak() -> None:
 
 
 def _peak() -> int:
-    """Peak memory in bytes: of the GPU since `_forget_peak`, or of the process since its start on a CPU."""
+    """Peak memory in bytes: on a GPU since `_forget_peak`, on a CPU since the process began."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -29,10 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(file: Path, launch: list[str] | None) -> None:
-    """Print the experiment file translated from another program's config.
-
-    launch: a folder, then overrides; the file is written there and the command that runs it is printed.
-    """
+    """Print the translated experiment file. launch: folder to write it to, then overrides; prints the command that runs it."""
     from faultline.tools import import_config
 
     if launch is None:

@@ -91,7 +91,7 @@ def columns(out: Mapping[str, Any], logp_old: Tensor, step: int) -> dict[str, np
 
 
 def _logp_old(trainer: GRPOTrainer, out: Mapping[str, Any]) -> Tensor:
-    """log π_old of the completions, [B, T]: that of TRL if it has one, else computed with the trainer's present weights."""
+    """log π_old of the completions, [B, T]: TRL's own if it has one, else computed with the trainer's present weights."""
     if "old_per_token_logps" in out:
         return out["old_per_token_logps"]
     if "pixel_values" in out:

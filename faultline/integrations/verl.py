@@ -61,10 +61,7 @@ def dump(data: DataProto, folder: Path | str, step: int) -> Path:
 
 
 def diagnose(data: DataProto, step: int) -> None:
-    """Print the diagnosis of a verl batch in a line. data: that of `dump`; errors are over the prompts of its `uid`, if any.
-
-    Raises UserError on a missing tensor.
-    """
+    """Print the diagnosis of a verl batch in one line. Raises UserError naming a tensor that the batch lacks."""
     _check(data)
     batch, prompts = data.batch, data.non_tensor_batch.get("uid")
     numbers = None if prompts is None else torch.from_numpy(np.unique(prompts, return_inverse=True)[1])

@@ -44,7 +44,7 @@ REMOVED: dict[str, dict[str, Removed]] = {
         "noise_seed": Removed(0, "0.2.0", _NOISE_OF_VLLM),
     },
 }
-"""Section ("" for the top level), or plug-in as in `digest.PARAMETERS` -> its removed keys."""
+"""Section of the config ("" for its top level), or plug-in such as rollout.engine=vllm -> its removed keys."""
 
 
 def refuse_removed(values: dict[str, Any]) -> None:

@@ -42,8 +42,7 @@ class SyncCheck:
     def __init__(self, prompts: Tensor, uniforms: Tensor):
         self.prompts, self.uniforms = prompts, uniforms
         self.before: tuple[Rollout, Tensor] | None = None
-        """Last rollout of the engine that differed from the rollout before it, with the actor's log-probabilities of its
-        tokens."""
+        """Last rollout that differed from the one before it, with the actor's log-probabilities of its tokens."""
 
     @torch.no_grad()
     def __call__(self, engine: RolloutEngine, actor: TrainedPolicy) -> float | None:

@@ -48,10 +48,7 @@ INT8_EXACT_WIDTH = 1040
 
 
 class EngineMatrix(NamedTuple):
-    """A weight matrix as the engine multiplies by it: codes [K, N], bias [N], and the scale of the output.
-
-    scale: scalar, [N] or [⌈K/128⌉, N]; None if the codes are the values.
-    """
+    """A weight matrix as the engine multiplies by it: codes [K, N], bias [N], scale (scalar, [N] or [⌈K/128⌉, N]) or None."""
 
     codes: Tensor
     scale: Tensor | None

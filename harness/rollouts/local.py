@@ -297,9 +297,7 @@ class LocalEngine(RolloutEngine):
         return _Nodes(*self._forward(tokens[:, None], at, cache, padding, replay), cache, padding)
 
     def _kept(self, logits: Tensor) -> Tensor:
-        """Set logits to −inf outside the top_k most probable tokens, and outside the smallest set of these whose mass reaches
-        top_p.
-        """
+        """Set logits to −inf outside the top_k tokens, and outside the smallest set of these whose mass reaches top_p."""
         top_k, top_p = self.sampling.top_k, self.sampling.top_p
         if top_k:
             logits = logits.masked_fill(logits < logits.topk(min(top_k, logits.shape[-1])).values[:, -1:], -torch.inf)

@@ -35,7 +35,7 @@ class Router(NamedTuple):
 
 
 class Mixture:
-    """A mixture-of-experts block. experts: for each expert, the weight matrices of its two layers."""
+    """A mixture-of-experts block. experts: the weight matrices of the two layers of each expert."""
 
     def __init__(self, arithmetic: Arithmetic, router: Router, experts: list[tuple[EngineMatrix, EngineMatrix]]):
         self.arithmetic, self.router, self.experts = arithmetic, router, experts

@@ -1,7 +1,4 @@
-"""The version of the running code. Torch-free, so that a launcher can read it.
-
-A code snapshot lies outside the repository, so the file `snapshot.json` beside its packages states its version.
-"""
+"""The version of the running code, from the repository or from the file `snapshot.json` of a code snapshot. Torch-free."""
 
 from __future__ import annotations
 

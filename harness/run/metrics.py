@@ -1,7 +1,4 @@
-"""Every metric that a run records, with its meaning and its unit. Torch-free.
-
-METRICS lists metrics with fixed names. Metrics named after settings of the run belong to one of FAMILIES.
-"""
+"""Every metric that a run records, with meaning and unit: METRICS by fixed name, FAMILIES by settings of the run. Torch-free."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Evaluator:
         self.probes = Probes(plan, sampler, scorer)
 
     def _asked(self, key: str, number: int, prompts: Tensor, there: str) -> Tensor:
-        """Return the first `number` prompts, each repeated for its samples, [number · samples, P]. Raises UserError."""
+        """Return the first `number` prompts, each repeated for its samples, [N, P]. Raises UserError if there are fewer."""
         if number > len(prompts):
             raise UserError(f"evaluation.{key}={number}: only {len(prompts)} prompts {there}; ask for no more")
         return prompts[:number].repeat_interleave(self.config.samples, dim=0)

@@ -49,10 +49,7 @@ def corrected_part(config: Config) -> Part:
 
 
 class Learner:
-    """Trains the actor by the gradient of the objective. Life cycle: for each step `minibatch_order`, then `update`.
-
-    updates: number of optimizer steps, the version of the weights.
-    """
+    """Trains the actor by the gradient of the objective: `minibatch_order`, then `update`, each step. updates: steps so far."""
 
     def __init__(self, plan: Plan, actor: Actor):
         self.config, self.actor, self.ranks = plan.config, actor, join()
@@ -70,8 +67,7 @@ class Learner:
         """Take one optimizer step per mini-batch of `order`. Returns (metrics, log π_θ [B, T] in nats).
 
         A token's log π_θ is that just before the last optimizer step on it. If the loss or the correction takes π_θ/μ, the
-        metrics include the mismatch of π_θ/μ and the applied correction. complete: whether to add the statistics of the
-        correction's filters.
+        metrics include its mismatch and the applied correction, and with `complete` the statistics of the filters.
         """
         logp = torch.zeros_like(made.batch.logp_rollout)
         norms, sums, trained = [], [], []

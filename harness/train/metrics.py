@@ -28,8 +28,7 @@ def trained_rows(batch: Batch, spec: Correction, policy: Tensor) -> Rows:
 def trained_metrics(rows: Rows, spec: Correction, *, complete: bool) -> dict[str, Tensor]:
     """Mismatch π_θ/μ of a whole mini-batch under `current/`, and with correction.ratio=current `correction_metrics`.
 
-    rows: from `trained_rows`. Values are fp64 scalars; a mini-batch without tokens has none. complete: with statistics of
-    filters.
+    rows: from `trained_rows`. Values are fp64 scalars, none without tokens. complete: with statistics of filters.
     """
     if not rows["n"].any():
         return {}

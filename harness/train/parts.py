@@ -24,10 +24,7 @@ from harness.train.warmstart import start
 
 
 class Parts(NamedTuple):
-    """The parts of a training step, around one actor.
-
-    critic: None unless the advantage estimator reads values. held_out: prompts [N, P] for evaluation only.
-    """
+    """The parts of a training step around one actor. critic: None without values. held_out: prompts [N, P] for evaluation."""
 
     actor: DeepSpeedActor
     critic: Critic | None

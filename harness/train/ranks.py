@@ -229,7 +229,7 @@ def _environment() -> None:
 
 
 def _store(rank: int, size: int) -> dist.Store:
-    """The store of the ranks at MASTER_ADDR:MASTER_PORT: that of torchrun, or one that rank 0 holds on that address alone."""
+    """The store at MASTER_ADDR:MASTER_PORT by which the ranks meet. Under torchrun it exists; else rank 0 opens it there."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]

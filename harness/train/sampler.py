@@ -42,10 +42,7 @@ class Sampler:
         self.sync_check = SyncCheck(shown, torch.rand(len(shown), length, generator=generator(self.config.seed, "probe")))
 
     def load_weights(self, version: int) -> dict[str, float]:
-        """Load the actor's weights into the engine. Returns the metrics of the check that another library's engine needs.
-
-        Raises UserError if the engine holds other weights.
-        """
+        """Load the actor's weights into the engine. Returns metrics of a check that it holds them; else raises UserError."""
         self.version = version
         with self.clock.phase("sync"):
             self.engine.load_weights(self.actor.weights(), version)

@@ -1,8 +1,7 @@
 """The warm start: a policy that can do the task but makes errors, and the prompts that it solves sometimes.
 
-Supervised training on demonstrations with errors gives a policy that a healthy RL run can bring to reward 1. A filter keeps the
-prompts whose solve rate is in [keep_low, keep_high], so that a failure is the algorithm's and not the task's. Both are cached by
-the hash of the config.
+Supervised training on demonstrations with errors gives a policy that a healthy RL run can bring to reward 1. A filter keeps
+the prompts whose solve rate is in [keep_low, keep_high], so that a failure is the algorithm's and not the task's.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Start(NamedTuple):
 
 
 def most_held_out(task: Task) -> int:
-    """Maximum number of held-out prompts: those of the task, or those of a warm start that keeps every prompt."""
+    """Maximum number of held-out prompts that the task has, or that a warm start would leave if it kept every prompt."""
     return len(task.held_out) if isinstance(task, TextTask) else _held_out_of(len(task.prompts()))
 
 
@@ -53,10 +52,7 @@ def _held_out_of(prompts: int) -> int:
 
 
 class WarmStart(NamedTuple):
-    """A warm start as it is cached.
-
-    state: weights under transformers names. train, held_out: kept prompts [N, P] int64. solve_rate: mean over all prompts.
-    """
+    """A cached warm start: weights by transformers name, kept prompts [N, P] int64, mean solve rate over all prompts."""
 
     state: dict[str, Tensor]
     train: Tensor
@@ -84,10 +80,7 @@ def start(config: Config, task: Task) -> Start:
 
 
 def warm_start(config: Config, task: Task) -> WarmStart:
-    """Return the warm start of a config, cached under `<run.root>/.warmstart`, or made once for all waiting processes.
-
-    Raises UserError on an unreadable cache.
-    """
+    """Return the cached warm start of a config, made by one process while others wait. Raises UserError on a bad cache."""
     folder = Path(config.run.root) / ".warmstart" / config.warmstart_digest
     refuse_links(folder.parents[1], f".warmstart/{folder.name}/.lock")
     with ExitStack() as held:

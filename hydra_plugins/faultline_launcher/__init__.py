@@ -1,7 +1,4 @@
-"""Hydra launchers `hydra/launcher=local` and `hydra/launcher=slurm`, which pass the runs of a grid to `sweeps.launch`.
-
-Hydra finds plug-ins only in packages under `hydra_plugins`.
-"""
+"""Hydra launchers `hydra/launcher=local` and `=slurm`, found here by Hydra. They pass a grid's runs to `sweeps.launch`."""
 
 from __future__ import annotations
 
@@ -73,10 +70,7 @@ class _Launcher(Launcher):
         raise NotImplementedError
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run all jobs and return one JobReturn each, in order. If any config is wrong, report it and start none.
-
-        Raises SystemExit if a run has failed.
-        """
+        """Run all jobs, or none if a config is wrong, and return a JobReturn each. Raises SystemExit if a run has failed."""
         print(f"{len(job_overrides)} runs: composing and checking their configs ...", file=sys.stderr, flush=True)
         grid = track(job_overrides, "composing", console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
         configs = [self._parse(overrides) for overrides in grid]
@@ -109,10 +103,7 @@ class _Launcher(Launcher):
 
 
 class LocalLauncher(_Launcher):
-    """Launcher that runs a multirun on this machine, several runs at a time, each in a process with one thread.
-
-    parallel: number of runs at a time; null means one per physical core.
-    """
+    """Launcher of a multirun on this machine, with `parallel` runs at a time; null means one per physical core."""
 
     def __init__(self, *, parallel: Count | None, retry_failed: bool, extend: bool):
         keys = {"parallel": parallel, "retry_failed": retry_failed, "extend": extend}

@@ -1,4 +1,4 @@
-"""Parallel runs on one machine, each in a process with one thread: for the local launcher, and inside a Slurm job.
+"""Parallel runs on one machine, each in a process with one thread, for the local launcher and inside a Slurm job.
 
 A server that has imported torch and DeepSpeed forks the processes. A run that fails leaves the others alone. A run that was
 cut short resumes from its folder.

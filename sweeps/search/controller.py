@@ -39,13 +39,8 @@ FRESH = 1000
 
 def search(path: Path, changes: list[str]) -> dict[str, Any]:
     """Run the search specified in the file `path`, or continue it. changes: key=value edits of the spec. Returns its result."""
-    return Controller(load(path, changes), sweep_of(path, changes)).run()
-
-
-def sweep_of(path: Path, changes: list[str]) -> Sweep:
-    """The sweep of the search specified in the file `path`. changes: key=value edits of the spec."""
     spec = load(path, changes)
-    return Sweep(Path(spec.root) / spec.name)
+    return Controller(spec, Sweep(Path(spec.root) / spec.name)).run()
 
 
 class Controller:

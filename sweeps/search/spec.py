@@ -24,10 +24,7 @@ Seeds = Annotated[int, Field(ge=2, le=1000)]
 
 
 class Range(Strict):
-    """Search range of a threshold, from low to high.
-
-    scale: `distance_from_1` is logarithmic in |value − 1|, which suits a bound on a ratio. `log` and `linear` apply to the value.
-    """
+    """Search range of a threshold on a linear or log scale, or log of |value − 1|, which suits a bound on a ratio."""
 
     low: Bound
     high: Bound
@@ -153,7 +150,7 @@ class Spec(Strict):
 
 
 def load(path: Path, changes: list[str]) -> Spec:
-    """Load a search's spec from a file, or the shipped one of that name, and apply `key=value` changes. Raises UserError."""
+    """Load a search's spec from a file, or by a shipped name, and apply `key=value` changes. Raises UserError naming a key."""
     shipped = Path(__file__).parents[1] / "conf" / "search"
     file = path if path.exists() else shipped / f"{path.name}.yaml"
     if not file.exists():

@@ -13,9 +13,7 @@ RESAMPLES, TAIL = 1000, 0.025
 
 
 class Grams:
-    """Inner products of the gradients [K, parameters] and the reference [J, parameters] in fp64, from which all statistics
-    follow.
-    """
+    """Inner products of the gradients [K, parameters] and the reference [J, parameters] in fp64, for all statistics."""
 
     def __init__(self, gradients: Tensor, reference: Tensor):
         g, r = gradients.double(), reference.double()

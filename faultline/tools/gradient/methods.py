@@ -37,10 +37,7 @@ BOUNDS = (1.01, 1.05, 1.2, 1.5, 2.0, 4.0)
 
 
 class Method(NamedTuple):
-    """A gradient estimator: an objective with its name.
-
-    family, bound: family of thresholds and bound C; None for a named correction.
-    """
+    """A gradient estimator: an objective with its name, family of thresholds and bound C (None for a named correction)."""
 
     name: str
     objective: Objective
@@ -82,11 +79,7 @@ def methods(
 
 
 def load_loss(name: str, own: PluginConfig | None = None) -> functools.partial:
-    """Build the loss `name`, with the parameters of the run's loss `own` if that has this name, else with those of its config
-    file.
-
-    Raises UserError on an unknown name.
-    """
+    """Build the loss `name`, with the run's parameters if it trains by it, else its file's. Raises UserError on a bad name."""
     if own is not None and own.name == name:
         return functools.partial(LOSSES[name], **own.params)
     path = CONF / "loss" / f"{name}.yaml"

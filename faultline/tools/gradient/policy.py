@@ -27,10 +27,7 @@ class Below(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Responses in the form that `GradientPolicy` reads.
-
-    below: results of the blocks without a gradient, None if the gradient is taken for all parameters.
-    """
+    """Responses in the form that `GradientPolicy` reads. below: results of the blocks that take no gradient, None if all do."""
 
     layout: Layout
     below: Below | None

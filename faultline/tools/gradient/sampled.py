@@ -1,4 +1,4 @@
-"""Gradients of a checkpoint's policy: those of each method on frozen batches, and the true one on fresh samples of the policy."""
+"""Gradients of a checkpoint's policy: each method's on frozen batches, and the true one on fresh samples of the policy."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Drawn(NamedTuple):
 
 
 class SampledGradients:
-    """Gradients in fp32 of the actor's policy at a checkpoint.
+    """Gradients in fp32 of the actor's policy at a checkpoint. prompts: number of training prompts per batch.
 
-    prompts: number of training prompts per batch. seed: of prompts and samples. layers: see `GradientPolicy`. Raises UserError
-    on a run without the trainer's own policy as a sampler, and on a task with an environment.
+    seed: seed of the choice of prompts and of sampling. layers: number of upper blocks whose gradient is taken; None: all.
+    Raises UserError on a run without the trainer's own policy as a sampler, and on a task with an environment.
     """
 
     def __init__(self, parts: Parts, prompts: int, seed: int, layers: int | None = None):

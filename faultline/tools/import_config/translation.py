@@ -47,10 +47,7 @@ class Source:
         return self.has(name) and "${" not in str(self._values[name][1])
 
     def take(self, *names: str, default: Any = None) -> Any:
-        """Return the value of the first of `names` that is set, else `default`. All of the names count as taken.
-
-        Raises UserError on a list, and on an unresolved interpolation.
-        """
+        """Return the value of the first of `names` that is set, else `default`. Raises UserError on a list or interpolation."""
         self._taken.update(names)
         value = next((self._values[name][1] for name in names if self.has(name)), default)
         if isinstance(value, list | dict):
@@ -226,7 +223,7 @@ class Translation:
             self.notes.append(f"{source}: the mean gradient of k1 as a loss is 0; it pulls towards no reference")
 
     def kl_in_reward(self, kind: str, coef: float, source: str, target: float | None, horizon: float | None) -> None:
-        """Subtract a KL penalty from the reward. kind: as in `kl`. target, horizon: those of an adaptive coefficient."""
+        """Subtract a KL penalty from the reward. kind: estimator. target, horizon: settings of an adaptive coefficient."""
         value = kind.removesuffix("+")
         if "kl" in self.options:
             self.lost.append(f"{source}: a run has one KL, and this config has one in its loss too")
@@ -269,7 +266,7 @@ class Translation:
         self.notes.append(f"{source}: theirs ends with an error at its limit, this fills up with groups of equal rewards")
 
     def weigh(self, source: str, level: str, action: str, lower: float | None, upper: float | None, apply: bool = True) -> None:
-        """Set the importance weight, `apply`=False for its metrics only. Bounds of 0 and ∞ become none. Raises UserError."""
+        """Set the importance weight; bounds of 0 and ∞ become no bound. Raises UserError if no weight here is equivalent."""
         lower = lower or None
         if lower is None and (action == "clip" or upper == math.inf):
             action = "truncate"

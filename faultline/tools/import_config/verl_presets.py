@@ -1,7 +1,4 @@
-"""The presets of verl's RolloutCorrectionConfig, as the keys that they set in verl.
-
-`experiments/conf/correction/verl_2025` has the presets of 2025 as options, `experiments/conf/correction/verl` has verl 0.9.1's.
-"""
+"""The presets of verl's RolloutCorrectionConfig, as the keys that they set in verl; here, correction=verl/… and verl_2025/…."""
 
 from __future__ import annotations
 

@@ -105,9 +105,9 @@ class Advisor:
         self.logs["sequence"].append(tokens.in_responses.sum(tokens.l)[present])
 
     def propose(self, null: Thresholds | None = None, seed: int = 0) -> Advice:
-        """Propose a bound for each family: C, its 95 % interval, tokens kept, ESS, false rejections and a verdict.
+        """Propose a bound for each family, with its 95 % interval and a verdict. null: thresholds of a dump of the control.
 
-        null: thresholds of a dump of the control, for false rejections. seed: of the resampling.
+        seed: seed of the resampling.
         """
         rng = np.random.default_rng(seed)
         groups = min(self.samples, GROUPS)

@@ -1,7 +1,4 @@
-"""Effect of one correction on dumped batches: the metrics of a training step, and those of the effective weight g.
-
-g is the correction's weight on a token that its filters keep, and 0 on other tokens.
-"""
+"""Effect of one correction on dumped batches. Its effective weight g is the weight on kept tokens and 0 on others."""
 
 from __future__ import annotations
 
@@ -45,10 +42,7 @@ def padded_column(responses: DumpedResponses, column: np.ndarray) -> Tensor:
 
 
 def blocks(responses: DumpedResponses, cells: int = CELLS) -> Iterator[DumpedResponses]:
-    """Split responses into blocks of at most `cells` values, with lengths within a factor of two. A longer response is alone.
-
-    If all responses fit into one block, the block keeps the order of the dump.
-    """
+    """Split responses into blocks of at most `cells` values (a longer response is alone), in the dump's order if one suffices."""
     lengths = np.diff(responses.offsets)
     if len(lengths) * lengths.max(initial=0) <= cells:
         yield responses

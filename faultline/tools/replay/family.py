@@ -46,9 +46,9 @@ class Groups(NamedTuple):
 
 
 class FlatTokens:
-    """The response tokens of a batch as flat fp64 arrays. l: log π_old − log μ in nats.
+    """The response tokens of a batch as flat fp64 arrays. l: log ratio log π_old − log μ in nats. row: number of the response.
 
-    row: response of each token, ascending. bound: `excess_bound` in the dtype of the dump.
+    bound: largest |l| in sums of ρ², which depends on the dtype of the dump.
     """
 
     def __init__(self, responses: DumpedResponses):

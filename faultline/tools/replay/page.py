@@ -103,7 +103,7 @@ def write(
     advice: pd.DataFrame,
     by_place: list[Mean],
 ) -> Verdict:
-    """Write replay.html, replay.png and CSV files into `folder`. Returns the verdict with the page's path. Raises UserError.
+    """Write the page and CSV files. Returns the verdict with the page's path. Raises UserError if `folder` is a link.
 
     compared: name of a dump in the figure -> effect of each preset on it. by_place: mean ratio by token position.
     """

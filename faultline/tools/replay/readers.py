@@ -114,7 +114,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[pa.Table, list[Problem]]]:
 
 
 def read_skyrl(path: Path) -> Columns:
-    """Read dumped_data/global_step_<n>_training_input.pkl of SkyRL's `trainer.dump_data_batch=true`. Raises UserError."""
+    """Read the pickle that SkyRL writes with `trainer.dump_data_batch=true`. Raises UserError on any other file."""
     try:
         state = _InertUnpickler(io.BytesIO(path.read_bytes())).load()
         arrays = {name: value for name, value in state["batch_dict"].items() if isinstance(value, dict)}
@@ -133,7 +133,7 @@ def read_skyrl(path: Path) -> Columns:
 
 
 def read_tensors(path: Path) -> Columns:
-    """Read a torch.save of [B, T] tensors, under names of verl's DataProto.batch or TRL's inputs. Raises UserError."""
+    """Read [B, T] tensors written by torch.save under verl's or TRL's names. Raises UserError on any other file."""
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except NOT_READ as error:

@@ -30,7 +30,7 @@ DEFAULT = _default()
 """Default bounds C: 1,000 from 1 + 1e-6 to e²⁰, where ratios are clamped, 1.7 % apart in log C, and ROUND."""
 
 Sums = dict[str, np.ndarray]
-"""Sums by name at each bound, [K]: Σ g, Σ g², Σ g·R, tokens and responses kept, max g; R the exact sequence weight."""
+"""Sums of a family at each bound, [K], by name, over tokens with effective weight g and exact sequence weight R."""
 
 
 class Thresholds:

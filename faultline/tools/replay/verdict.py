@@ -31,7 +31,7 @@ KNOWN = {
 }
 """Preset that a verdict and its figure show -> its label."""
 USUAL = 2.0
-"""Bound C that is proposed if the data need no smaller one: that of verl, of SkyRL's token weight and of Yao et al. 2025."""
+"""Bound C that is proposed if the data need no smaller one: the default of verl, SkyRL's token weight and Yao et al. 2025."""
 MEND_FIRST = "A correction would hide what is wrong here. Mend it, dump again, and replay."
 FEW = 1000
 """Number of samples (prompts or responses) below which the verdict calls the intervals wide. The value is our choice."""
@@ -203,7 +203,7 @@ def judge(
 
 
 def gated(verdict: Verdict, gates: Sequence[Gate], advice: Advice) -> Verdict:
-    """Return a verdict with the results of gates added. advice: that from which the verdict was judged."""
+    """Return a verdict with the results of gates added. advice: the proposed bounds, whose intervals decide the gates."""
     values = verdict.mismatch.model_dump() | {"mean_ratio": verdict.diagnosis.mean_ratio}
     results = [gate.result(values[gate.metric], advice.intervals.get(gate.metric)) for gate in gates]
     return verdict.model_copy(update={"gates": results})
@@ -301,7 +301,7 @@ def _reason(need: Literal["none", "advised", "required"], mismatch: Mismatch) ->
 
 
 def listed(replayed: Replayed, null: Replayed | None, shown: Container[str] | None = None) -> list[PresetEffect]:
-    """Effects of the replayed presets that are in `shown` (None: of all), least ESS first."""
+    """Effects of the replayed presets named in `shown` (None: all presets), by ascending ESS."""
     return [
         PresetEffect(
             preset=row["correction"],

@@ -66,7 +66,7 @@ class ValueModel(nn.Module):
 
 
 def _before(hidden: Tensor, targets: Tensor, at: Tensor | None) -> Tensor:
-    """Hidden states [B, T, H] that predict the targets: those at the flat places `at`, or the last T of each row if None."""
+    """Hidden states [B, T, H] that predict the targets, at the flat places `at`; None: the last T places of each row."""
     return hidden[:, -targets.shape[1] :] if at is None else hidden.flatten(0, 1)[at]
 
 
@@ -95,9 +95,8 @@ def _score(hidden: Tensor, weight: Tensor, targets: Tensor, support: Tensor | No
 class _Score(torch.autograd.Function):
     """Autograd function that computes `_score` in chunks, to hold only one chunk's logits.
 
-    ∂ log π(y)/∂z_v = (1[v = y] − π(v))/τ and ∂H/∂z_v = −π(v)·(log π(v) + H)/τ. The backward pass computes the logits again,
-    which is a fourth matrix product beside the three of `_score`. An entropy without a gradient adds no cost to the backward
-    pass.
+    ∂ log π(y)/∂z_v = (1[v = y] − π(v))/τ and ∂H/∂z_v = −π(v)·(log π(v) + H)/τ. The backward pass computes the logits again, a
+    fourth matrix product beside the three of `_score`. An entropy without a gradient adds no cost to it.
     """
 
     @staticmethod
