@@ -90,6 +90,11 @@ class RolloutConfig(Strict):
     def _check_parts(self) -> None:
         """Raise ValueError if `partial_tokens` is set together with a key that forbids sampling responses in parts."""
         if self.partial_tokens is None:
+            if self.engine.params.get("kv_at_sync") == "salt":
+                raise ValueError(
+                    "engine.kv_at_sync=salt has no effect: no response runs over a sync; set rollout.partial_tokens, or "
+                    "rollout.engine.kv_at_sync=recompute or keep"
+                )
             return
         key = f"partial_tokens={self.partial_tokens}"
         if self.filter.max_rounds is not None:
