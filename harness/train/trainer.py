@@ -39,7 +39,7 @@ class Trainer:
         self.learner = Learner(plan, self.actor)
         self.evaluator = Evaluator(plan, self.sampler, self.scorer, held_out)
         self.persistence = Persistence(self.config, self.sampler, self.scorer, held_out)
-        self.observers = observers(plan, folder)
+        self.observers = observers(plan, folder, self.actor.optimizer)
         self.clock = self.sampler.clock
 
     def step(self, step: int) -> dict[str, float]:
