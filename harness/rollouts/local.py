@@ -8,6 +8,7 @@ so a per-tensor scale spans them. The router, the head, the embedding and the no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from harness.errors import UserError
 from harness.models import device
 from harness.rollouts import UNTRUNCATED, ReportedRoutes, Rollout, RolloutEngine, Sampling, casts
 from harness.rollouts.architecture import FUSED, architecture_of
+from harness.rollouts.left_out import check_left_out, is_cast, matrices
 from harness.rollouts.linear import ACTIVATION_CASTS, WEIGHT_CASTS, Arithmetic
 from harness.rollouts.moe import Mixture, Router
 from harness.rollouts.noise import Noise, Persistence, Size, check_noise
@@ -90,7 +92,7 @@ class LocalEngine(RolloutEngine):
         self.noise = Noise(noise, noise_persistence, noise_seed)
         self.router_noise = Noise(router_noise, router_noise_persistence, noise_seed)
         self.exact_router, self.exact_head = router_dtype == "fp32", head_dtype == "fp32"
-        self.arithmetic = Arithmetic(precision)
+        self.precision, self.arithmetic = precision, Arithmetic(precision)
         self._round, self._linear = self.arithmetic.round, self.arithmetic.linear
         self.kv_cast = KV_CASTS[sampling.kv_cache]
         self.prefixes = None if kv_at_sync == "recompute" else PrefixCache(kv_at_sync)
@@ -107,6 +109,7 @@ class LocalEngine(RolloutEngine):
             if not has_experts and (value := params.get(key, default)) != default:
                 raise UserError(f"rollout.engine.{key}={value} has no effect: {shape.model_type} has no router; set {default}")
         check_noise(params, "noise", "router_noise")
+        check_left_out(precision, architecture_of(shape).layers, has_experts)
         for key in ("router_dtype", "head_dtype"):
             if params.get(key) == precision.compute == "fp32":
                 raise UserError(f"rollout.engine.{key}=fp32 has no effect: the precision computes in fp32; set compute")
@@ -139,21 +142,25 @@ class LocalEngine(RolloutEngine):
         if self.shape.tied:
             given["lm_head.weight"] = embedding  # a state dict names it too
         self.head = plain("lm_head.weight", self.exact_head).t().contiguous()
-        self.layers = [self._layer(f"layers.{i}.", plain, version) for i in range(self.shape.layers)]
+        self.layers = [self._layer(i, plain, version) for i in range(self.shape.layers)]
         if given:
             raise ValueError(f"weights that {self.config.model_type} does not have: {', '.join(sorted(given))}")
         if self.prefixes is not None:
             self.prefixes.sync()
         self.version = version
 
-    def _layer(self, prefix: str, plain: Callable[..., Tensor], version: int) -> dict[str, Any]:
-        layer: dict[str, Any] = {}
+    def _layer(self, number: int, plain: Callable[..., Tensor], version: int) -> dict[str, Any]:
+        prefix, layer = f"layers.{number}.", dict[str, Any]()
+        groups = matrices(bool(self.shape.experts)).items()
+        cast = {key: is_cast(self.precision, number, self.shape.layers, modules) for key, modules in groups}
         for key in ("qkv", "o") if self.shape.experts else FUSED:
             parts = FUSED[key]
             bias = torch.cat([plain(f"{prefix}{part}.bias") for part in parts]) if key in self.shape.biased else None
-            layer[key] = self.arithmetic.weight(torch.cat([plain(f"{prefix}{part}.weight") for part in parts]), bias)
+            layer[key] = self.arithmetic.weight(
+                torch.cat([plain(f"{prefix}{part}.weight") for part in parts]), bias, cast=cast[key]
+            )
         if self.shape.experts:
-            layer["mixture"] = self._mixture(f"{prefix}mlp.", plain, version)
+            layer["mixture"] = self._mixture(f"{prefix}mlp.", plain, version, cast)
         for norm in ("input_layernorm", "post_attention_layernorm"):
             layer[norm] = plain(f"{prefix}{norm}.weight")
         if self.shape.qk_norm:  # q and k are normalised in one go: one row of weights per head
@@ -161,14 +168,14 @@ class LocalEngine(RolloutEngine):
             layer["qk_norm"] = torch.cat([q.expand(self.heads, -1), k.expand(self.kv_heads, -1)])
         return layer
 
-    def _mixture(self, prefix: str, plain: Callable[..., Tensor], version: int) -> Mixture:
+    def _mixture(self, prefix: str, plain: Callable[..., Tensor], version: int, cast: dict[str, bool]) -> Mixture:
         name = f"{prefix}gate.weight"
         gate = plain(name, self.exact_router)
         picker = self.router_noise(name, gate, version).t().contiguous() if self.router_noise.size else None
         router = Router(gate.t().contiguous(), picker, self.shape.per_token, self.shape.renormalise, self.exact_router)
         stacked = (plain(f"{prefix}experts.{layer}") for layer in ("gate_up_proj", "down_proj"))
-        cast = self.arithmetic.weight
-        experts = [(cast(gate_up), cast(down)) for gate_up, down in zip(*stacked, strict=True)]
+        weight = partial(self.arithmetic.weight, cast=cast["gate_up"]), partial(self.arithmetic.weight, cast=cast["down"])
+        experts = [(weight[0](gate_up), weight[1](down)) for gate_up, down in zip(*stacked, strict=True)]
         return Mixture(self.arithmetic, router, experts)
 
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
