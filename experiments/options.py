@@ -44,7 +44,8 @@ PLANNED = {
     "leaderboard": ["loss.*", "correction.*", "proximal", "loss=*", "correction=*", "reduce=*"],
     "map of sources": [
         "rollout.kv_cache", "rollout.engine.*_dtype", "rollout.engine.*noise*", "rollout.partial_tokens",
-        "segments", "actor.precision", "routing.replay", "rollout/precision=*",
+        "segments", "actor.precision", "actor.masters", "diagnostics.changed_weights", "rollout.engine.kv_*",
+        "rollout.precision.*_layers", "rollout.precision.ignore", "routing.replay", "rollout/precision=*",
     ],
     "study of real text": ["task=*"],
     "study of the verdict": ["task.goal", "evaluation.train_prompts"],
@@ -219,7 +220,7 @@ def recorded() -> dict[str, Used]:
     found: dict[str, Used] = defaultdict(lambda: Used(set(), set()))
     for path in sorted((ROOT / "experiments" / "study").rglob("runs.csv")):
         name = path.parent.relative_to(ROOT / "experiments" / "study")
-        for row in csv.DictReader(path.open()):
+        for row in (row for row in csv.DictReader(path.open()) if "arm" in row):  # an admission of beds has no arms
             here = found[f"`study/{name}`"]
             for key, value in re.findall(r"([a-z_]+(?:\.\w+)+)=(\S+)", row["arm"]):
                 _set(key, value, here)

@@ -213,8 +213,6 @@ def _check_cast(precision: PrecisionConfig, shape: PretrainedConfig) -> None:
         LocalEngine.check(shape, precision, "compute")
     except UserError as error:
         raise UserError(f"actor.precision={precision.name}, which casts as that engine does: {error}") from None
-    if expert_count(shape):
-        raise UserError(f"actor.precision={precision.name}: experts are not cast in training; use a dense model, or null")
 
 
 def _check_compile(shape: PretrainedConfig) -> None:

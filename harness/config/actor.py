@@ -41,6 +41,9 @@ class ActorConfig(Strict):
     """ZeRO stage: 1 divides optimizer states over the ranks, 2 gradients too, 3 weights too."""
     dtype: Literal["fp32", "bf16", "fp16"]
     """Dtype of weights, activations and gradients; fp16 on a GPU only."""
+    masters: Literal["fp32", "none", "kahan", "stochastic"] = "fp32"
+    """Weights that the optimizer updates under dtype=bf16. fp32: a copy in fp32. none: the BF16 weights, rounded to nearest.
+    kahan: these with Kahan summation. stochastic: these, rounded stochastically. See docs/sources.md."""
     precision: PrecisionConfig | None = None
     """Precision to which the training forward pass casts the linear layers, with straight-through gradients. null: no cast."""
     lr: PositiveFraction
@@ -72,6 +75,12 @@ class ActorConfig(Strict):
     scoring: Literal["exact", "forward", "none"]
     """Computation of log π_old. exact: as the policy computes it while it samples, so that a rollout in the actor's dtype has
     ratio exactly 1. forward: by the training forward pass. none: not at all; the mismatch is then that of π_θ."""
+
+    @model_validator(mode="after")
+    def _mastered(self) -> ActorConfig:
+        if self.masters != "fp32" and self.dtype != "bf16":
+            raise ValueError(f"masters={self.masters} is of BF16 weights, and actor.dtype is {self.dtype}; set actor.dtype=bf16")
+        return self
 
     @model_validator(mode="after")
     def _castable(self) -> ActorConfig:

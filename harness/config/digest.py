@@ -48,6 +48,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "noise_seed": 0,
         "router_dtype": "compute",
         "head_dtype": "compute",
+        "kv_at_sync": "recompute",
     },
     "rollout.engine=vllm": {"sleep": False, "sync_tolerance": None},
     "loss=dppo": {"upper": None},

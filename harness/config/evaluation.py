@@ -48,6 +48,9 @@ class DiagnosticsConfig(Strict):
 
     persistence: PersistenceConfig = Field(default_factory=PersistenceConfig)
 
+    changed_weights: bool = False
+    """Record at each step the share of weights whose BF16 value an optimizer step changes."""
+
     def due(self, step: int) -> bool:
         """Whether the diagnostics of `step` are recorded."""
         return self.every is not None and step % self.every == 0

@@ -118,14 +118,14 @@ class RolloutEngine(ABC):
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
         """Sample one response per row of prompts [B, P], padded on the left, by random numbers `uniforms` [B, T] in [0, 1)."""
 
-    def resume(self, prompts: Tensor, begun: Tensor, going: Tensor, uniforms: Tensor) -> Rollout:
+    def resume(self, prompts: Tensor, begun: Rollout, going: Tensor, uniforms: Tensor) -> Rollout:
         """Sample n more tokens of the R responses for which `going` [B] is true, after recomputing their context.
 
         prompts: [B, P]. begun: the responses so far, [B, t]. uniforms: [B, n]. The result covers the new tokens, [R, n]; its
         routes also cover prompts and beginnings.
         """
         there = going.to(uniforms.device)
-        return self.generate(torch.cat([prompts, begun], 1)[going], uniforms[there])
+        return self.generate(torch.cat([prompts, begun.tokens], 1)[going], uniforms[there])
 
     @abstractmethod
     def score(self, prompts: Tensor, tokens: Tensor) -> Tensor:
@@ -137,6 +137,13 @@ class RolloutEngine(ABC):
     @abstractmethod
     def greedy(self, prompts: Tensor, length: int) -> Tensor:
         """Generate the most probable token at each place: [B, length], with PAD after a stop token."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors that the engine must have again when a run goes on, for a checkpoint; empty if the weights are enough."""
+        return {}
+
+    def restore(self, state: dict[str, Tensor]) -> None:  # noqa: B027  an engine without a state has nothing to restore
+        """Restore the tensors that `state` returned."""
 
     def close(self) -> None:  # noqa: B027  an engine that holds nothing has nothing to give back
         """Free the engine's device memory and end its processes."""

@@ -7,6 +7,8 @@ the hardware computes up to the order of the sum.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,7 +17,9 @@ E4M3_MAX = 448.0
 E5M2_MAX = 57344.0
 E2M1_MAX = 6.0
 NVFP4_BLOCK = 16
+FOUR_OVER_SIX_MAX = 256.0
 MX_BLOCK = 32
+INT4_GROUP = 32
 FP8_BLOCK = 128
 
 
@@ -68,12 +72,28 @@ def quantize_mxfp8(x: Tensor) -> Tensor:
     A code times a power of two is exact in fp32, and so is the product of two of these values. Raises ValueError unless 32
     divides the last dimension.
     """
-    if x.shape[-1] % MX_BLOCK:
-        raise ValueError(f"mxfp8 needs rows of a multiple of {MX_BLOCK} values, not {x.shape[-1]}; choose another model width")
-    blocks = x.unflatten(-1, (-1, MX_BLOCK))
-    power = (blocks.abs().amax(-1, keepdim=True).view(torch.int32) & 0x7F800000).view(torch.float32)  # 2^⌊log₂ max|x|⌋
-    scale = (power * 2.0**-8).clamp(2.0**-127, 2.0**127)
-    return (e4m3(blocks / scale) * scale).flatten(-2)
+    return _mx(x, "mxfp8", e4m3, 8)
+
+
+def quantize_mxfp4(x: Tensor) -> Tensor:
+    """Return the values code · scale of x in MXFP4: e2m1 codes in blocks of 32 along the last dimension, an e8m0 scale per block.
+
+    scale = 2^(⌊log₂ max|x|⌋ − 2), at least 2⁻¹²⁷; code = e2m1(x/scale), saturated at ±6: OCP Microscaling Formats 1.0, section
+    6.3. The values are exact in fp32. Raises ValueError unless 32 divides the last dimension.
+    """
+    return _mx(x, "mxfp4", e2m1, 2)
+
+
+def quantize_int4(x: Tensor) -> Tensor:
+    """Return the values code · scale of x in INT4: codes −8..7 in groups of 32 along the last dimension, one scale per group.
+
+    scale = max|x|/7.5, rounded to BF16 as checkpoints store it; code = x/scale rounded, ties to even, and clamped. The values are
+    exact in fp32. This is compressed-tensors' symmetric W4A16; groups of 32 are those of Kimi K2 Thinking. Raises ValueError
+    unless 32 divides the last dimension.
+    """
+    groups = _blocks(x, "int4_group", INT4_GROUP)
+    scale = round_to(_amax(groups, -1) / 7.5, torch.bfloat16)
+    return ((groups / scale).round().clamp(-8, 7) * scale).flatten(-2)
 
 
 def quantize_int8(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
@@ -82,21 +102,48 @@ def quantize_int8(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return (x / scale).round().clamp(-127, 127), scale
 
 
-def quantize_nvfp4(x: Tensor, dim: int | None = None) -> tuple[Tensor, Tensor]:
+def quantize_nvfp4(x: Tensor, dim: int | None = None, *, four_over_six: bool = False) -> tuple[Tensor, Tensor]:
     """Return (code · block scale, scale) of x in NVFP4: e2m1 codes in blocks of 16 along the last dimension.
 
     Each block has an e4m3 scale. Above the block scales is one fp32 scale: of the whole tensor (`dim=None`), as for weights,
     or of each row (`dim=-1`), as for a token's activations. scale = max|x|/(6·448); block scale = e4m3(block max/6/scale);
     code = e2m1(x/(block scale·scale)), ties to the even code. code · block scale is exact in fp32. Raises ValueError unless 16
     divides the last dimension.
+
+    four_over_six: a block takes e4m3(block max/4/scale) instead if its squared error is then smaller. e2m1 has no value between 4
+    and 6, and with a largest code of 4 the block has none there either. scale is then max|x|/(6·256), so that both block scales
+    are in e4m3's range. Source: Four Over Six, arXiv 2512.02010.
     """
-    if x.shape[-1] % NVFP4_BLOCK:
-        raise ValueError(f"nvfp4 needs rows of a multiple of {NVFP4_BLOCK} values, not {x.shape[-1]}; choose another model width")
-    scale = _amax(x, dim) / (E2M1_MAX * E4M3_MAX)
-    blocks, of_block = x.unflatten(-1, (-1, NVFP4_BLOCK)), scale if dim is None else scale[..., None]
-    block_scale = e4m3(blocks.abs().amax(-1, keepdim=True) / E2M1_MAX / of_block)
+    blocks = _blocks(x, "nvfp4", NVFP4_BLOCK)
+    scale = _amax(x, dim) / (E2M1_MAX * (FOUR_OVER_SIX_MAX if four_over_six else E4M3_MAX))
+    of_block = scale if dim is None else scale[..., None]
+    six = _scaled_blocks(blocks, of_block, E2M1_MAX)
+    if not four_over_six:
+        return six.flatten(-2), scale
+    four = _scaled_blocks(blocks, of_block, 4.0)
+    errors = [(codes * of_block - blocks).square().sum(-1, keepdim=True) for codes in (six, four)]
+    return torch.where(errors[1] < errors[0], four, six).flatten(-2), scale
+
+
+def _scaled_blocks(blocks: Tensor, scale: Tensor, largest: float) -> Tensor:
+    """code · block scale of blocks [..., 16] whose largest value has the code `largest`."""
+    block_scale = e4m3(blocks.abs().amax(-1, keepdim=True) / largest / scale)
     block_scale = torch.where(block_scale > 0, block_scale, 1.0)
-    return (e2m1(blocks / (block_scale * of_block)) * block_scale).flatten(-2), scale
+    return e2m1(blocks / (block_scale * scale)) * block_scale
+
+
+def _mx(x: Tensor, name: str, element: Callable[[Tensor], Tensor], largest: int) -> Tensor:
+    """Values of x in an MX format. largest: exponent of the largest power of two among the elements."""
+    blocks = _blocks(x, name, MX_BLOCK)
+    power = (blocks.abs().amax(-1, keepdim=True).view(torch.int32) & 0x7F800000).view(torch.float32)  # 2^⌊log₂ max|x|⌋
+    scale = (power * 2.0**-largest).clamp(2.0**-127, 2.0**127)
+    return (element(blocks / scale) * scale).flatten(-2)
+
+
+def _blocks(x: Tensor, name: str, size: int) -> Tensor:
+    if x.shape[-1] % size:
+        raise ValueError(f"{name} needs rows of a multiple of {size} values, not {x.shape[-1]}; choose another model width")
+    return x.unflatten(-1, (-1, size))
 
 
 def e2m1(x: Tensor) -> Tensor:

@@ -34,6 +34,9 @@ WEIGHT_CASTS: dict[str | None, Cast] = {
     "mxfp8": lambda weight: (casts.quantize_mxfp8(weight), None),
     "int8_channel": partial(casts.quantize_int8, dim=-1),
     "nvfp4": casts.quantize_nvfp4,
+    "nvfp4_4over6": partial(casts.quantize_nvfp4, four_over_six=True),
+    "mxfp4": lambda weight: (casts.quantize_mxfp4(weight), None),
+    "int4_group": lambda weight: (casts.quantize_int4(weight), None),
 }
 ACTIVATION_CASTS: dict[str | None, Cast] = {
     None: _whole,
@@ -42,17 +45,24 @@ ACTIVATION_CASTS: dict[str | None, Cast] = {
     "mxfp8": lambda x: (casts.quantize_mxfp8(x), None),
     "int8_token": partial(casts.quantize_int8, dim=-1),
     "nvfp4_token": partial(casts.quantize_nvfp4, dim=-1),
+    "nvfp4_4over6_token": partial(casts.quantize_nvfp4, dim=-1, four_over_six=True),
+    "mxfp4": lambda x: (casts.quantize_mxfp4(x), None),
 }
 INT8_EXACT_WIDTH = 1040
 """Maximum width at which fp32 sums int8 products exactly, as a kernel's int32 does: 127² · 1040 < 2²⁴. Wider sums use fp64."""
 
 
 class EngineMatrix(NamedTuple):
-    """A weight matrix as the engine multiplies by it: codes [K, N], bias [N], scale (scalar, [N] or [⌈K/128⌉, N]) or None."""
+    """A weight matrix in the form by which the engine multiplies.
+
+    codes: [K, N]. scale: of the output, scalar, [N] or [⌈K/128⌉, N]; None if the codes are the values. bias: [N]. cast: whether
+    the matrix and its inputs are cast; false for a layer that a precision leaves out.
+    """
 
     codes: Tensor
     scale: Tensor | None
     bias: Tensor | None = None
+    cast: bool = True
 
     def values(self) -> Tensor:
         """Values of the matrix [K, N]: code · scale."""
@@ -73,8 +83,10 @@ class Arithmetic:
         """x (fp32) rounded to the compute dtype, held in fp32."""
         return casts.round_to(x, self.compute)
 
-    def weight(self, weight: Tensor, bias: Tensor | None = None) -> EngineMatrix:
-        """Cast a weight [N, K] to the precision's format."""
+    def weight(self, weight: Tensor, bias: Tensor | None = None, *, cast: bool = True) -> EngineMatrix:
+        """Cast a weight [N, K] to the precision's format. cast: whether to do so; else the weight keeps the compute dtype."""
+        if not cast:
+            return EngineMatrix(weight.t().contiguous(), None, bias, cast)
         codes, scale = WEIGHT_CASTS[self.weights](weight)
         if self.weights == "fp8_block":
             assert scale is not None
@@ -83,8 +95,10 @@ class Arithmetic:
             scale = scale.flatten()
         return EngineMatrix(codes.t().contiguous(), scale, bias)
 
-    def activation(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def activation(self, x: Tensor, *, cast: bool = True) -> tuple[Tensor, Tensor | None]:
         """Cast rows x [B, K] to the precision's format: codes, and a scale for each row, or for each 128 values of a row."""
+        if not cast:
+            return x, None
         return ACTIVATION_CASTS[self.activations](x)
 
     @staticmethod
@@ -96,9 +110,9 @@ class Arithmetic:
 
     def product(self, codes: Tensor, scale: Tensor | None, weight: EngineMatrix) -> Tensor:
         """Product [B, N] of rows cast by `activation` and a weight, plus its bias, rounded once to the compute dtype."""
-        if self.weights == "fp8_block":
+        if self.weights == "fp8_block" and weight.cast:
             y = _sum_of_blocks(codes, scale, weight)
-        elif self.activations == "int8_token" and codes.shape[-1] > INT8_EXACT_WIDTH:
+        elif self.activations == "int8_token" and weight.cast and codes.shape[-1] > INT8_EXACT_WIDTH:
             y = _scaled((codes.double() @ weight.codes.double()).float(), scale, weight.scale)
         else:
             y = _scaled(codes @ weight.codes, scale, weight.scale)
@@ -106,7 +120,7 @@ class Arithmetic:
 
     def linear(self, x: Tensor, weight: EngineMatrix) -> Tensor:
         """Cast rows x [B, K], and return their product [B, N] with a weight, as `product` does."""
-        return self.product(*self.activation(x), weight)
+        return self.product(*self.activation(x, cast=weight.cast), weight)
 
 
 def _scaled(y: Tensor, scale: Tensor | None, of_weight: Tensor | None) -> Tensor:

@@ -7,6 +7,7 @@ so a per-tensor scale spans them. The router, the head, the embedding and the no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -20,17 +21,16 @@ from harness.errors import UserError
 from harness.models import device
 from harness.rollouts import UNTRUNCATED, ReportedRoutes, Rollout, RolloutEngine, Sampling, casts
 from harness.rollouts.architecture import FUSED, architecture_of
+from harness.rollouts.left_out import check_left_out, is_cast, matrices
 from harness.rollouts.linear import ACTIVATION_CASTS, WEIGHT_CASTS, Arithmetic
 from harness.rollouts.moe import Mixture, Router
 from harness.rollouts.noise import Noise, Persistence, Size, check_noise
+from harness.rollouts.prefix import Cache, History, KvAtSync, PrefixCache, put, put_row
 from harness.rollouts.recorded import Recorded, pack, unpack
 from harness.rollouts.routes import Routes, no_route
 from harness.rollouts.tree import children, differs
 from harness.tasks import PAD
 
-Cache = list[tuple[Tensor, Tensor]]
-"""KV cache: keys and values of each layer, [B, H, L, D]. The places of a head are adjacent in memory. With a stride of many
-rows between places, the products of a long context take up to eight times as long."""
 Pick = Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """Function that chooses a token for each row that goes on.
 
@@ -68,6 +68,7 @@ class LocalEngine(RolloutEngine):
     router_noise: size of synthetic noise on the choice of experts. The experts' weights come from the router without noise.
     router_noise_persistence: correlation φ of `router_noise` from one version of the weights to the next.
     noise_seed: seed of `noise` and `router_noise`. In a config, null stands for the seed of the run.
+    kv_at_sync: rule for the KV that was written before a sync of the weights (`prefix.py`).
     """
 
     def __init__(
@@ -83,15 +84,17 @@ class LocalEngine(RolloutEngine):
         router_noise: Size = 0.0,
         router_noise_persistence: Persistence = 0.0,
         noise_seed: Seed | None = 0,
+        kv_at_sync: KvAtSync = "recompute",
     ):
         self.config, self.sampling = config, sampling
         self.stop = torch.tensor(sampling.stop, dtype=torch.int64, device=device())
         self.noise = Noise(noise, noise_persistence, noise_seed)
         self.router_noise = Noise(router_noise, router_noise_persistence, noise_seed)
         self.exact_router, self.exact_head = router_dtype == "fp32", head_dtype == "fp32"
-        self.arithmetic = Arithmetic(precision)
+        self.precision, self.arithmetic = precision, Arithmetic(precision)
         self._round, self._linear = self.arithmetic.round, self.arithmetic.linear
         self.kv_cast = KV_CASTS[sampling.kv_cache]
+        self.prefixes = None if kv_at_sync == "recompute" else PrefixCache(kv_at_sync)
         self.version: int | None = None
         self.device = device()
         self.shape = architecture_of(config)
@@ -105,6 +108,7 @@ class LocalEngine(RolloutEngine):
             if not has_experts and (value := params.get(key, default)) != default:
                 raise UserError(f"rollout.engine.{key}={value} has no effect: {shape.model_type} has no router; set {default}")
         check_noise(params, "noise", "router_noise")
+        check_left_out(precision, architecture_of(shape).layers, has_experts)
         for key in ("router_dtype", "head_dtype"):
             if params.get(key) == precision.compute == "fp32":
                 raise UserError(f"rollout.engine.{key}=fp32 has no effect: the precision computes in fp32; set compute")
@@ -137,19 +141,25 @@ class LocalEngine(RolloutEngine):
         if self.shape.tied:
             given["lm_head.weight"] = embedding  # a state dict names it too
         self.head = plain("lm_head.weight", self.exact_head).t().contiguous()
-        self.layers = [self._layer(f"layers.{i}.", plain, version) for i in range(self.shape.layers)]
+        self.layers = [self._layer(i, plain, version) for i in range(self.shape.layers)]
         if given:
             raise ValueError(f"weights that {self.config.model_type} does not have: {', '.join(sorted(given))}")
+        if self.prefixes is not None:
+            self.prefixes.sync()
         self.version = version
 
-    def _layer(self, prefix: str, plain: Callable[..., Tensor], version: int) -> dict[str, Any]:
-        layer: dict[str, Any] = {}
+    def _layer(self, number: int, plain: Callable[..., Tensor], version: int) -> dict[str, Any]:
+        prefix, layer = f"layers.{number}.", dict[str, Any]()
+        groups = matrices(bool(self.shape.experts)).items()
+        cast = {key: is_cast(self.precision, number, self.shape.layers, modules) for key, modules in groups}
         for key in ("qkv", "o") if self.shape.experts else FUSED:
             parts = FUSED[key]
             bias = torch.cat([plain(f"{prefix}{part}.bias") for part in parts]) if key in self.shape.biased else None
-            layer[key] = self.arithmetic.weight(torch.cat([plain(f"{prefix}{part}.weight") for part in parts]), bias)
+            layer[key] = self.arithmetic.weight(
+                torch.cat([plain(f"{prefix}{part}.weight") for part in parts]), bias, cast=cast[key]
+            )
         if self.shape.experts:
-            layer["mixture"] = self._mixture(f"{prefix}mlp.", plain, version)
+            layer["mixture"] = self._mixture(f"{prefix}mlp.", plain, version, cast)
         for norm in ("input_layernorm", "post_attention_layernorm"):
             layer[norm] = plain(f"{prefix}{norm}.weight")
         if self.shape.qk_norm:  # q and k are normalised in one go: one row of weights per head
@@ -157,41 +167,68 @@ class LocalEngine(RolloutEngine):
             layer["qk_norm"] = torch.cat([q.expand(self.heads, -1), k.expand(self.kv_heads, -1)])
         return layer
 
-    def _mixture(self, prefix: str, plain: Callable[..., Tensor], version: int) -> Mixture:
+    def _mixture(self, prefix: str, plain: Callable[..., Tensor], version: int, cast: dict[str, bool]) -> Mixture:
         name = f"{prefix}gate.weight"
         gate = plain(name, self.exact_router)
         picker = self.router_noise(name, gate, version).t().contiguous() if self.router_noise.size else None
         router = Router(gate.t().contiguous(), picker, self.shape.per_token, self.shape.renormalise, self.exact_router)
         stacked = (plain(f"{prefix}experts.{layer}") for layer in ("gate_up_proj", "down_proj"))
-        cast = self.arithmetic.weight
-        experts = [(cast(gate_up), cast(down)) for gate_up, down in zip(*stacked, strict=True)]
+        weight = partial(self.arithmetic.weight, cast=cast["gate_up"]), partial(self.arithmetic.weight, cast=cast["down"])
+        experts = [(weight[0](gate_up), weight[1](down)) for gate_up, down in zip(*stacked, strict=True)]
         return Mixture(self.arithmetic, router, experts)
 
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
         """Sample each token by inverting the cumulative distribution at its uniform number, without hidden random state."""
+        nothing = torch.zeros(len(prompts), 0, dtype=torch.int64, device=prompts.device)
         everyone = torch.ones(len(prompts), dtype=torch.bool)
-        return self.resume(prompts, torch.zeros(len(prompts), 0, dtype=torch.int64), everyone, uniforms)
+        return self._sample(prompts, Rollout(nothing, nothing.float(), nothing), everyone, uniforms, None)
 
-    def resume(self, prompts: Tensor, begun: Tensor, going: Tensor, uniforms: Tensor) -> Rollout:
-        """Continue responses by the computation of `generate`: parts equal a whole response bit for bit, given equal weights."""
+    def resume(self, prompts: Tensor, begun: Rollout, going: Tensor, uniforms: Tensor) -> Rollout:
+        """Continue responses by the computation of `generate`.
+
+        A response generated in parts equals, bit for bit, one generated at once with the same weights. Under a rule of
+        `kv_at_sync` that keeps KV, the beginnings are not computed again.
+        """
+        if self.prefixes is None:
+            return self._sample(prompts, begun, going, uniforms, None)
+        return self._sample_from_kept(prompts, begun, going, uniforms)
+
+    def _sample(self, prompts: Tensor, begun: Rollout, going: Tensor, uniforms: Tensor, history: History | None) -> Rollout:
+        """`resume` with all that precedes the new tokens computed by the present weights, but for what `history` finds kept."""
         uniforms = uniforms.to(self.device, torch.float64)
-        begun, going = begun.to(self.device), going.to(self.device)
-        start = begun.shape[1]
+        given, going = begun.tokens.to(self.device), going.to(self.device)
+        start = given.shape[1]
 
         def pick(t: int, logp: Tensor, node: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
             if t < start:
-                return begun[rows, t], begun[rows, t + 1] != PAD if t + 1 < start else going[rows]
+                return given[rows, t], given[rows, t + 1] != PAD if t + 1 < start else going[rows]
             cumulative = logp.exp().cumsum(-1, dtype=torch.float64)[node]
             threshold = uniforms[rows, t - start, None] * cumulative[:, -1:]
             drawn = torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp(max=logp.shape[-1] - 1)
             return drawn, self._unstopped(drawn)
 
-        tokens, logp, (routes, support) = self._walk(prompts, start + uniforms.shape[1], pick)
+        tokens, logp, (routes, support) = self._walk(prompts, start + uniforms.shape[1], pick, history=history)
         tokens, logp = tokens[going, start:], logp[going, start:]
         ids, weights = (None, None) if routes is None else routes.of(going)[:2]
         support = None if support is None else support[going, start:]
         assert self.version is not None
         return Rollout(tokens, logp, torch.full_like(tokens, self.version), ids, weights, support)
+
+    def _sample_from_kept(self, prompts: Tensor, begun: Rollout, going: Tensor, uniforms: Tensor) -> Rollout:
+        """`resume` from the kept KV. Prompts and beginnings together are the prompts of this call."""
+        tokens, version, here = (part.to(self.device) for part in (begun.tokens, begun.version, going))
+        history = History.of(prompts.to(self.device), tokens, version).rows(here)
+        nothing = torch.zeros(len(history.tokens), 0, dtype=torch.int64, device=self.device)
+        everyone = torch.ones(len(history.tokens), dtype=torch.bool)
+        own = uniforms[going.to(uniforms.device)]
+        return self._sample(history.tokens, Rollout(nothing, nothing.float(), nothing), everyone, own, history)
+
+    def state(self) -> dict[str, Tensor]:
+        return {} if self.prefixes is None else self.prefixes.state()
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        if self.prefixes is not None:
+            self.prefixes.restore(state)
 
     def greedy(self, prompts: Tensor, length: int) -> Tensor:
         def pick(t: int, logp: Tensor, node: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -220,32 +257,46 @@ class LocalEngine(RolloutEngine):
     def _unstopped(self, tokens: Tensor) -> Tensor | None:
         return ~torch.isin(tokens, self.stop) if len(self.stop) else None
 
-    def _walk(self, prompts: Tensor, length: int, pick: Pick, replay: Recorded | None = None) -> tuple[Tensor, Tensor, Recorded]:
+    def _walk(
+        self, prompts: Tensor, length: int, pick: Pick, replay: Recorded | None = None, history: History | None = None
+    ) -> tuple[Tensor, Tensor, Recorded]:
         if self.version is None:
             raise RuntimeError("the engine holds no whole weights; load_weights comes first")
         with torch.inference_mode():
             replay = Recorded() if replay is None else replay.map(lambda part: part.to(self.device))
-            tokens, logp, taken = self._decode(prompts.to(self.device), length, pick, replay.routes, replay.support)
+            tokens, logp, taken = self._decode(prompts.to(self.device), length, pick, replay.routes, replay.support, history)
         # Ordinary tensors again, which autograd may save.
         return tokens.clone(), logp.clone(), taken.map(Tensor.clone)
 
     def _decode(
-        self, prompts: Tensor, length: int, pick: Pick, replay: Routes | None, support: Tensor | None
+        self,
+        prompts: Tensor,
+        length: int,
+        pick: Pick,
+        replay: Routes | None,
+        support: Tensor | None,
+        history: History | None,
     ) -> tuple[Tensor, Tensor, Recorded]:
         """Return (tokens, log-probabilities, records). The first two are [B, length], PAD and 0 after the end of a row.
 
         Rows with equal tokens so far are computed once: the samples of a prompt form a tree, and each step computes its nodes.
         With routes to replay, rows of one node also have equal routes. support: tokens to renormalise over (`Recorded`),
-        instead of this engine's own truncation.
+        instead of this engine's own truncation. history: that of the prompts, if they are beginnings of responses that may go
+        on; their KV is then kept.
         """
         width = prompts.shape[1]
-        prompts = prompts[:, (prompts != PAD).any(0)]
+        filled = (prompts != PAD).any(0)
+        prompts = prompts[:, filled]
         start = prompts.shape[1]
         asked = slice(width - start, width)  # the places of the prompts among those of routes
         first = differs(prompts)
         if replay is not None:
             first |= differs(replay.of(slice(None), asked).groups()[:, None])
-        nodes = self._roots(prompts[first], start + length, None if replay is None else replay.of(first, asked))
+        if history is not None:
+            history = history.rows((slice(None), filled))
+            first |= differs(history.version)
+        before = None if history is None else history.rows(first)
+        nodes = self._roots(prompts[first], start + length, None if replay is None else replay.of(first, asked), before)
         rows = torch.arange(len(prompts), device=self.device)  # rows that go on
         node = first.cumsum(0) - 1  # the node at which each of these rows stands
         tokens = torch.full((len(prompts), length), PAD, device=self.device)
@@ -276,17 +327,51 @@ class LocalEngine(RolloutEngine):
             nodes = self._children(nodes, keys // vocabulary, keys % vocabulary, start + t, given)
             if routes is not None:
                 routes.put(rows, place, nodes.routes_of(node))
+        if history is not None and self.prefixes is not None and self.version is not None:
+            self.prefixes.hold(history.rows(rows).followed(tokens[rows], self.version), nodes.cache, node)
         return tokens, chosen, Recorded(routes, recorded)
 
-    def _roots(self, prompts: Tensor, places: int, replay: Routes | None) -> _Nodes:
-        """Root nodes of different prompts [N, P], with a cache for `places` places."""
+    def _roots(self, prompts: Tensor, places: int, replay: Routes | None, history: History | None) -> _Nodes:
+        """Root nodes of different prompts [N, P], with a cache for `places` places. history: see `_decode`."""
         if places > self.config.max_position_embeddings:
             raise ValueError(f"{places} positions exceed the model's {self.config.max_position_embeddings}")
         self._cos, self._sin = (self._round(table.to(self.device)) for table in self.shape.rotary(places))
         missing = (prompts == PAD).sum(1)
         padding = missing if bool(missing.any()) else None
         cache = self._allocate(len(prompts), places)
+        if self.prefixes is not None and self.prefixes.splits(history) and prompts.shape[1] > 1:
+            found = self.prefixes.find(History.of(prompts) if history is None else history)
+            return self._roots_from(found, prompts, cache, padding, replay)
         return _Nodes(*self._forward(prompts.clamp(min=0), 0, cache, padding, replay), cache, padding)
+
+    def _roots_from(
+        self, found: list[Tensor | None], prompts: Tensor, cache: Cache, padding: Tensor | None, replay: Routes | None
+    ) -> _Nodes:
+        """Root nodes of prompts [N, P] of which `found` has the kept KV of all places but the last, or None.
+
+        The kept places have no route. Places that are not kept are computed, and kept if they are of a prompt.
+        """
+        assert self.prefixes is not None
+        last = prompts.shape[1] - 1
+        new = torch.tensor([kv is None for kv in found], device=self.device)
+        routes = self._unrouted(len(prompts), last + 1)
+        if bool(new.any()):
+            own = self._allocate(int(new.sum()), last)
+            gaps = None if padding is None else padding[new]
+            given = None if replay is None else replay.of(new, slice(0, last))
+            _, taken = self._forward(prompts[new, :last].clamp(min=0), 0, own, gaps, given)
+            if routes is not None and taken is not None:
+                routes.put(new, slice(0, last), taken)
+            put(cache, new, own)
+            self.prefixes.hold_prompts(History.of(prompts[new]), own)
+        for row, kv in enumerate(found):
+            if kv is not None:
+                put_row(cache, row, kv, last)
+        given = None if replay is None else replay.of(slice(None), slice(last, None))
+        logits, taken = self._forward(prompts[:, last:], last, cache, padding, given)
+        if routes is not None and taken is not None:
+            routes.put(slice(None), slice(last, None), taken)
+        return _Nodes(logits, routes, cache, padding)
 
     def _children(self, nodes: _Nodes, parents: Tensor, tokens: Tensor, at: int, replay: Routes | None) -> _Nodes:
         """Child nodes of `nodes`: child i follows node parents[i] by token tokens[i], which stands at the place `at`."""

@@ -74,6 +74,7 @@ METRICS = {
     "actor/lr": Metric("learning rate of the step's last optimizer step", "1"),
     "actor/grad_norm": Metric("global gradient norm before clipping, largest of the mini-batches", "norm"),
     "actor/skipped": Metric("share of the optimizer steps that a loss scaler skipped", "0..1"),
+    "actor/changed_bf16": Metric("share of weights whose BF16 value changes in an optimizer step", "0..1"),
     "actor/entropy": Metric("entropy of π_θ per response token just before each optimizer step", "nats"),
     "actor/kl": Metric("value of the KL term's estimator per counted token, mean over the mini-batches", "nats"),
     "actor/pg_clipfrac_lower": Metric("kept tokens at the dual clip over counted tokens; verl's name", "0..1"),

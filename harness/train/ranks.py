@@ -205,6 +205,11 @@ def check_ranks(config: Config, size: int) -> None:
     for what, number in shares.items():
         if number % size:
             raise UserError(f"{what}: {number} rows cannot be shared evenly by {size} ranks; change them or the number of ranks")
+    if size > 1 and (rule := config.rollout.engine.params.get("kv_at_sync", "recompute")) != "recompute":
+        raise UserError(
+            f"rollout.engine.kv_at_sync={rule} on {size} ranks: a checkpoint holds the KV of one process; "
+            "use one rank, or recompute"
+        )
 
 
 def _environment() -> None:

@@ -85,8 +85,11 @@ class Sampler:
         return self.gather(self.generate_share(engine, prompts, uniforms))
 
     def generate_share(self, engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Rollout:
-        """Sample this rank's share of an engine's responses. Expert weights are kept only if routing.replay needs them."""
-        rollout = respond(engine, self.task, self.ranks.share(prompts), self.ranks.share(uniforms))
+        """Sample this rank's share of an engine's responses."""
+        return self.replayable(respond(engine, self.task, self.ranks.share(prompts), self.ranks.share(uniforms)))
+
+    def replayable(self, rollout: Rollout) -> Rollout:
+        """Return a rollout without its experts' weights, unless routing.replay needs them."""
         return rollout if REPLAYS[self.config.routing.replay].weights else rollout._replace(expert_weights=None)
 
     def gather(self, rollout: Rollout) -> Rollout:

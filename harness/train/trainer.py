@@ -19,8 +19,8 @@ from harness.train.parts import build_parts
 from harness.train.persistence import Persistence
 from harness.train.routing.metrics import routing_metrics
 
-PERSISTENCE = "persistence."
-"""Prefix of the checkpoint keys of the persistence tensors."""
+PERSISTENCE, ENGINE = "persistence.", "engine."
+"""Prefixes of the checkpoint keys of the persistence tensors, and of the rollout engine's state."""
 
 
 class Trainer:
@@ -38,7 +38,7 @@ class Trainer:
         self.learner = Learner(plan, self.actor)
         self.evaluator = Evaluator(plan, self.sampler, self.scorer, held_out)
         self.persistence = Persistence(self.config, self.sampler, self.scorer, held_out)
-        self.observers = observers(plan, folder)
+        self.observers = observers(plan, folder, self.actor.optimizer)
         self.clock = self.sampler.clock
 
     def step(self, step: int) -> dict[str, float]:
@@ -92,14 +92,16 @@ class Trainer:
 
     def state(self) -> tuple[int, dict[str, Tensor]]:
         """Return (number of optimizer steps, tensors): all state but `models` and what follows from the step number."""
-        fixed = {f"{PERSISTENCE}{name}": tensor for name, tensor in self.persistence.state().items()}
-        return self.learner.updates, self.sampler.state() | fixed | self.assemble.penalty.state()
+        prefixed = {PERSISTENCE: self.persistence.state(), ENGINE: self.sampler.engine.state()}
+        own = {f"{prefix}{name}": tensor for prefix, tensors in prefixed.items() for name, tensor in tensors.items()}
+        return self.learner.updates, self.sampler.state() | own | self.assemble.penalty.state()
 
     def restore(self, updates: int, tensors: dict[str, Tensor]) -> None:
         """Restore the number of optimizer steps and the tensors that `state` returned."""
         self.learner.updates = updates
         tensors = {name: tensor.to(device()) for name, tensor in tensors.items()}
-        fixed = {name for name in tensors if name.startswith(PERSISTENCE)}
-        self.persistence.restore({name.removeprefix(PERSISTENCE): tensors.pop(name) for name in fixed})
+        for prefix, part in ((PERSISTENCE, self.persistence), (ENGINE, self.sampler.engine)):
+            own = {name for name in tensors if name.startswith(prefix)}
+            part.restore({name.removeprefix(prefix): tensors.pop(name) for name in own})
         self.assemble.penalty.restore(tensors.pop(COEF, None))
         self.sampler.restore(tensors)

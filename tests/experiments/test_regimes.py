@@ -20,6 +20,7 @@ from experiments.regimes import (
     source_of,
     starts,
 )
+from experiments.sources import SOURCES
 from harness.compose import compose
 from harness.config import parse
 from harness.errors import UserError
@@ -31,7 +32,7 @@ CONF = Path("experiments/conf/regime")
 
 def test_every_bed_and_source_has_a_file_and_no_file_is_left_over():
     assert {path.stem for path in CONF.glob("bed/*.yaml")} == {*BEDS, "base"}
-    assert {path.stem for path in CONF.glob("source/*.yaml")} == {*PLANNED, "exact"}
+    assert {path.stem for path in CONF.glob("source/*.yaml")} == {*PLANNED, "exact", *SOURCES}
 
 
 def test_every_regime_makes_a_config_that_a_run_accepts_and_is_known_again():

@@ -20,6 +20,7 @@ from harness.rollouts.recorded import Recorded
 from harness.startup import environment
 from harness.train.model.equal_rows import Index, distinct
 from harness.train.model.layout import Layout
+from harness.train.model.masters import keep_in_bf16
 from harness.train.ranks import join
 from harness.zero import GATHERED
 
@@ -58,9 +59,11 @@ class DeepSpeedModel:
         # leave a lock on which later starts hang. Even listing the compatible ones runs a C compiler.
         deepspeed.ops.__compatible_ops__ = {}
         self.config, self.shares = config, shares
-        optimizer = torch.optim.AdamW(
+        self.optimizer = torch.optim.AdamW(
             module.parameters(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
         )
+        if config.masters != "fp32":
+            keep_in_bf16(self.optimizer, config.masters)
         settings = {
             "train_micro_batch_size_per_gpu": 1,  # a label only: batches are handed over as they come
             "gradient_accumulation_steps": 1,
@@ -71,7 +74,7 @@ class DeepSpeedModel:
         }
         if config.dtype != "fp32":
             settings[config.dtype] = {"enabled": True}
-        self.engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings)
+        self.engine, *_ = deepspeed.initialize(model=module, optimizer=self.optimizer, config=settings)
 
     def distinct_rows(
         self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None

@@ -6,12 +6,13 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from harness.config import PrecisionConfig
-from harness.rollouts.architecture import FUSED
+from harness.rollouts.left_out import is_cast, matrices
 from harness.rollouts.linear import Arithmetic, EngineMatrix
 
 
@@ -22,15 +23,54 @@ def cast_linear_layers(model: PreTrainedModel, precision: PrecisionConfig) -> No
 
     where Q casts to the precision's codes and back, and the derivative of Q is taken as 1. The sum over codes is computed as
     in the engine. Products and gradients are in fp32 at least. As in the engine, q, k and v are cast as one matrix, and gate
-    and up as another. Router, head, embedding, norms and attention are unchanged, and so are the names of the parameters.
-    Source: the straight-through estimator, arXiv 1308.3432.
+    and up as another; each expert of a mixture is cast by itself. Router, head, embedding, norms, attention and the layers that
+    the precision leaves out are unchanged, and so are the names of the parameters. Source: the straight-through estimator, arXiv
+    1308.3432.
     """
     arithmetic = Arithmetic(precision)
-    for layer in model.get_decoder().layers:  # type: ignore[union-attr, operator]  # any module, for all that transformers says
-        for parts in FUSED.values():
+    layers: Any = model.get_decoder().layers  # type: ignore[union-attr]  # any module, for all that transformers says
+    for number, layer in enumerate(layers):
+        experts = getattr(layer.mlp, "experts", None)
+        groups = matrices(experts is not None)
+        cast = {key: is_cast(precision, number, len(layers), modules) for key, modules in groups.items()}
+        if experts is not None:
+            experts.forward = _CastExperts(arithmetic, experts, cast).forward
+        for key, parts in groups.items():
+            if not cast[key] or "experts" in parts[0]:
+                continue
             fused = _Fused(arithmetic, [layer.get_submodule(part) for part in parts])
-            for number, module in enumerate(fused.modules):
-                module.forward = partial(fused.forward, number)  # type: ignore[method-assign]
+            for place, module in enumerate(fused.modules):
+                module.forward = partial(fused.forward, place)  # type: ignore[method-assign]
+
+
+class _CastExperts:
+    """The experts of a mixture in a layer, each cast by itself: transformers' `Qwen3MoeExperts.forward` over cast products.
+
+    cast: matrix, gate_up or down -> whether it is cast.
+    """
+
+    def __init__(self, arithmetic: Arithmetic, experts: nn.Module, cast: dict[str, bool]):
+        self.arithmetic, self.experts, self.cast = arithmetic, experts, cast
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Outputs [N, hidden] of rows [N, hidden] from their experts [N, k], with the weights [N, k] of these."""
+        experts: Any = self.experts
+        outputs = torch.zeros_like(hidden_states)
+        for number, (gate_up, down) in enumerate(zip(experts.gate_up_proj, experts.down_proj, strict=True)):
+            rows, slots = torch.where(top_k_index == number)
+            if not len(rows):
+                continue
+            gate, up = self._product(hidden_states[rows], gate_up, "gate_up").chunk(2, -1)
+            y = self._product(experts.act_fn(gate) * up, down, "down") * top_k_weights[rows, slots, None]
+            outputs = outputs.index_add(0, rows, y.to(outputs.dtype))
+        return outputs
+
+    def _product(self, x: Tensor, weight: Tensor, key: str) -> Tensor:
+        if not self.cast[key]:
+            return F.linear(x, weight)
+        with torch.no_grad():
+            matrix = self.arithmetic.weight(self.arithmetic.round(weight.float()))
+        return _CastProduct.apply(x, weight, None, self.arithmetic, matrix)
 
 
 class _Fused:

@@ -1,4 +1,4 @@
-"""Observers of finished steps, for the keys diagnostics.every and dump.every. They change nothing of the training."""
+"""Observers of finished steps, for the keys of `diagnostics` and dump.every. They change nothing of the training."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from algos.faults.diagnose import Diagnosis
 from harness.build import Plan
@@ -16,6 +17,7 @@ from harness.files import EventLog
 from harness.train.data.batch import TrainingBatch
 from harness.train.data.dump import dump
 from harness.train.data.responses import Responses
+from harness.train.options.changed_weights import ChangedWeights
 from harness.train.ranks import join
 
 
@@ -33,13 +35,15 @@ Observer = Callable[[Finished], dict[str, float]]
 """A function that records something of a finished step, and returns metrics."""
 
 
-def observers(plan: Plan, folder: EventLog) -> list[Observer]:
-    """The observers that a config asks for. folder: the run folder, in which they record."""
+def observers(plan: Plan, folder: EventLog, optimizer: Optimizer) -> list[Observer]:
+    """The observers that a config asks for. folder: the run folder, in which they record. optimizer: that of the actor."""
     config, seen = plan.config, list[Observer]()
     if config.diagnostics.every is not None:
         seen.append(Diagnoses(plan, folder))
     if config.dump.every is not None and join().rank == 0:
         seen.append(Dumps(config.dump.every, folder))
+    if config.diagnostics.changed_weights:
+        seen.append(ChangedWeights(optimizer))
     return seen
 
 

@@ -21,10 +21,10 @@ class PartialRollouts(SampledAhead):
         inner, start = self.inner, 0 if begun is None else begun.tokens.shape[1]
         with inner.clock.phase("generate"):
             prompts, uniforms = inner.draw_prompts(step), inner.draw_uniforms(step)[:, start : start + self.part]
+            share = inner.ranks.share
             if begun is None:
-                rollout = inner.generate_share(inner.engine, prompts, uniforms)
+                rollout = inner.replayable(started(inner.engine, share(prompts), share(uniforms)))
             else:
-                share = inner.ranks.share
                 own = Rollout(**{name: share(part) for name, part in begun._asdict().items() if part is not None})
                 rollout = continued(inner.engine, share(prompts), own, share(uniforms), inner.task.stop)
         inner.clock.sampled_tokens += int(rollout.written[:, start:].sum()) * inner.ranks.size
@@ -40,6 +40,13 @@ class PartialRollouts(SampledAhead):
         }
 
 
+def started(engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Rollout:
+    """Sample the first n places of responses that `continued` extends. prompts: [B, P]. uniforms: [B, n]."""
+    nothing = torch.zeros(len(prompts), 0, dtype=torch.int64, device=prompts.device)
+    everyone = torch.ones(len(prompts), dtype=torch.bool)
+    return engine.resume(prompts, Rollout(nothing, nothing.float(), nothing), everyone, uniforms)
+
+
 def continued(engine: RolloutEngine, prompts: Tensor, begun: Rollout, uniforms: Tensor, stop: tuple[int, ...]) -> Rollout:
     """Extend responses by n places, sampled by the engine's present weights where a response has not ended.
 
@@ -50,7 +57,7 @@ def continued(engine: RolloutEngine, prompts: Tensor, begun: Rollout, uniforms: 
     going = (last != PAD) & ~torch.isin(last, torch.tensor(stop, dtype=last.dtype, device=last.device))
     if not going.any():
         return _joined(begun, {}, going, n)
-    more = engine.resume(prompts, begun.tokens, going, uniforms)
+    more = engine.resume(prompts, begun, going, uniforms)
     return _joined(begun, more._asdict(), going, n)
 
 

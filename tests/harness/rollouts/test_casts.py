@@ -279,3 +279,98 @@ def test_e5m2_is_bf16_like_with_two_mantissa_bits():
     x = torch.tensor([1.1, 1.125, 1.375, 1.2, -1.9, 1e6, -torch.inf, torch.nan])
     assert casts.e5m2(x).tolist()[:-1] == [1.0, 1.0, 1.5, 1.25, -2.0, 57344.0, -57344.0]
     assert casts.e5m2(x)[-1].isnan()
+
+
+def test_mxfp4_in_exact_arithmetic():
+    """scale = 2^(⌊log₂ max⌋ − 2), so the largest value has a code of 4 to 6, where 7 and above would saturate at 6."""
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(2)) * 10.0 ** torch.arange(-20, 20, 5)[:, None]
+    saturated = 0
+    for block, out in zip(x.view(-1, 32).tolist(), casts.quantize_mxfp4(x).view(-1, 32).tolist(), strict=True):
+        scale = Fraction(2) ** (math.frexp(max(map(abs, block)))[1] - 1 - 2)
+        assert [Fraction(v) for v in out] == [Fraction(nearest(float(Fraction(v) / scale), E2M1_VALUES)) * scale for v in block]
+        saturated += max(map(abs, block)) > 7 * scale
+    assert saturated > 0
+
+
+def test_int4_in_exact_arithmetic():
+    """scale = BF16(max/7.5): a largest value of 7.5 scales or so clamps to 7 if positive, and rounds to −8 if negative."""
+    x = torch.randn(6, 64, generator=torch.Generator().manual_seed(4)) * 10.0 ** torch.arange(-3, 3)[:, None]
+    for group, out in zip(x.view(-1, 32), casts.quantize_int4(x).view(-1, 32), strict=True):
+        scale = float((group.abs().max() / 7.5).bfloat16())
+        codes = [max(-8, min(7, round(Fraction(v) / Fraction(scale)))) for v in group.tolist()]  # round: ties to even
+        assert [Fraction(v) for v in out.tolist()] == [code * Fraction(scale) for code in codes]
+    one_sided = torch.zeros(1, 32)
+    one_sided[0, :2] = torch.tensor([-7.5, 7.5])
+    assert casts.quantize_int4(one_sided)[0, :3].tolist() == [-8, 7, 0]
+
+
+def test_four_over_six_takes_the_scale_of_the_smaller_squared_error_in_exact_arithmetic():
+    """Each block by both scales in rational numbers, from the same fp32 scale of the tensor. Both choices occur."""
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+    product, scale = casts.quantize_nvfp4(x, four_over_six=True)
+    assert float(scale) == np.float32(x.abs().max().item()) / np.float32(6 * 256)
+    fours = 0
+    for block, out in zip(x.view(-1, 16).tolist(), product.view(-1, 16).tolist(), strict=True):
+        found = []
+        for largest in (6, 4):
+            block_scale = nearest(np.float32(max(map(abs, block))) / np.float32(largest) / np.float32(scale), e4m3_values())
+            divisor = np.float32(block_scale) * np.float32(scale)
+            values = [Fraction(nearest(np.float32(v) / divisor, E2M1_VALUES)) * Fraction(block_scale) for v in block]
+            error = sum((value * Fraction(float(scale)) - Fraction(v)) ** 2 for value, v in zip(values, block, strict=True))
+            found.append((error, values))
+        fours += found[1][0] < found[0][0]
+        assert [Fraction(v) for v in out] == min(found, key=lambda one: one[0])[1]
+    assert 4 < fours < 28
+
+
+def test_four_over_six_by_hand():
+    """A block of 6s and a 5: by 6, 5 falls midway between 4 and 6. By 4, 5 is 10/3 of the scale 1.5, and rounds to 3: 4.5.
+
+    Errors 1 and 0.25, so the block takes 4. A block of 6, 4 and 3 is exact by 6. The tensor's scale is 1, from 6·256."""
+    x = torch.zeros(3, 16)
+    x[0, :2], x[1, :3], x[2, 0] = torch.tensor([6.0, 5.0]), torch.tensor([6.0, 4.0, 3.0]), 6.0 * 256
+    product, scale = casts.quantize_nvfp4(x, four_over_six=True)
+    assert scale == 1 and product[0, :2].tolist() == [6, 4.5] and product[1, :3].tolist() == [6, 4, 3]
+    assert casts.quantize_nvfp4(x[:1])[0][0, 1] * casts.quantize_nvfp4(x[:1])[1] == pytest.approx(4, rel=1e-6)
+
+
+def test_four_over_six_per_token_is_that_of_each_row_by_itself():
+    x = torch.randn(5, 48, generator=torch.Generator().manual_seed(0)) * 10.0 ** torch.arange(-2, 3)[:, None]
+    product, scale = casts.quantize_nvfp4(x, -1, four_over_six=True)
+    for row, out, s in zip(x, product, scale, strict=True):
+        alone, scale_alone = casts.quantize_nvfp4(row[None], four_over_six=True)
+        assert torch.equal(alone[0], out) and float(scale_alone) == float(s)
+
+
+def test_casts_agree_with_compressed_tensors():
+    """NVFP4's codes and scales, INT4's scales in BF16 and values; vLLM installs that package."""
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.quantization import QuantizationArgs
+    from compressed_tensors.quantization.lifecycle.forward import fake_quantize
+    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+
+    x = torch.randn(16, 128, generator=torch.Generator().manual_seed(5))
+    groups = x.unflatten(-1, (-1, casts.INT4_GROUP))
+    int4 = QuantizationArgs(num_bits=4, type="int", strategy="group", group_size=casts.INT4_GROUP, symmetric=True)
+    scale, zero = calculate_qparams(groups.amin(-1), groups.amax(-1), int4)
+    scale = scale.bfloat16().float()
+    assert torch.equal(casts.quantize_int4(x), fake_quantize(x, scale, zero, int4))
+
+    blocks = x.unflatten(-1, (-1, casts.NVFP4_BLOCK))
+    nvfp4 = QuantizationArgs(num_bits=4, type="float", strategy="tensor_group", group_size=casts.NVFP4_BLOCK, symmetric=True)
+    whole = generate_gparam(x.amin(), x.amax())  # 448·6/max|x|, the inverse of our scale
+    scale, zero = calculate_qparams(blocks.amin(-1), blocks.amax(-1), nvfp4, global_scale=whole)
+    product, ours = casts.quantize_nvfp4(x)
+    theirs = fake_quantize(x, scale.to(torch.float8_e4m3fn).float(), zero, nvfp4, global_scale=whole)
+    # It multiplies by an inverse scale, so fp32 may tip a code, by a spacing, or a block scale, by 2⁻³.
+    assert (product * ours - theirs).abs().gt(1e-5).float().mean() < 0.01
+
+
+def test_mxfp4_agrees_with_torchao():
+    pytest.importorskip("torchao")
+    from torchao.prototype.mx_formats.mx_tensor import ScaleCalculationMode, to_dtype, to_mx
+
+    x = torch.randn(16, 64, generator=torch.Generator().manual_seed(6))
+    scale, codes = to_mx(x, torch.float4_e2m1fn_x2, 32, ScaleCalculationMode.FLOOR)
+    theirs = to_dtype(codes, scale, torch.float4_e2m1fn_x2, 32, torch.float32)
+    assert torch.equal(casts.quantize_mxfp4(x), theirs)

@@ -4,17 +4,16 @@ import pytest
 import torch
 from torch import nn
 
-from harness.compose import compose
-from harness.config import ModelConfig, PrecisionConfig, parse
+from harness.config import MixtureConfig, ModelConfig, PrecisionConfig
 from harness.errors import UserError
 from harness.models import build, qwen3_config
 from harness.rollouts.linear import Arithmetic, EngineMatrix
 from harness.rollouts.local import LocalEngine
+from harness.rollouts.recorded import Recorded
 from harness.run.folder import run_folders
 from harness.run.loop import train
 from harness.train.model.actor import DeepSpeedActor
-from harness.train.model.straight_through import _Fused
-from harness.validate import check
+from harness.train.model.straight_through import _CastExperts, _Fused
 from tests.harness.conftest import TINY
 from tests.harness.train.model.test_actor import settings
 from tests.harness.train.test_ranks import run, torchrun
@@ -34,6 +33,9 @@ FORMATS = {
     "int8": ("int8_channel", "int8_token"),
     "nvfp4": ("nvfp4", None),
     "nvfp4_w4a4": ("nvfp4", "nvfp4_token"),
+    "nvfp4_4over6": ("nvfp4_4over6", "nvfp4_4over6_token"),
+    "mxfp4": ("mxfp4", "mxfp4"),
+    "int4": ("int4_group", None),
 }
 
 
@@ -71,7 +73,7 @@ def test_the_gradient_is_that_of_the_written_out_equation_in_fp64(name):
         layer.bias.data.copy_(torch.randn(len(layer.bias), generator=generator))
     x = torch.randn(2, 3, 160, generator=generator).double()
     weight = torch.cat([layer.weight.detach() for layer in layers]).float()
-    quantised = EngineMatrix(*wide(made.weight(weight))).values().t()
+    quantised = EngineMatrix(*wide(made.weight(weight)[:3])).values().t()
     codes = Arithmetic.values(*wide(made.activation(x.flatten(0, 1).float()))).view_as(x)
 
     fused, leaf = _Fused(made, layers), x.clone().requires_grad_()
@@ -160,9 +162,91 @@ def test_what_cannot_be_cast_is_refused(tiny):
     ):
         with pytest.raises(UserError, match=message):
             tiny(*overrides)
-    mixture = ["model=moe", "model.hidden_size=32", "model.num_hidden_layers=2", "model.moe_intermediate_size=32"]
-    with pytest.raises(UserError, match="experts are not cast in training"):
-        check(parse(compose(cast, "actor.dtype=bf16", *mixture)))
+
+
+MIXTURE = qwen3_config(
+    MixtureConfig(
+        name="qwen3_moe", hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True, router_aux_loss_coef=0.01,
+    ), 13, 20,
+)  # fmt: skip
+
+
+def mixture():
+    net = build(MIXTURE, 1)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(3)
+    return net
+
+
+@pytest.mark.parametrize("name", ["fp8_tensor", "nvfp4", "nvfp4_w4a4"])
+@pytest.mark.parametrize("left", [{}, {"first_layers": 1}, {"ignore": ["re:.*experts.down_proj"]}])
+def test_experts_are_cast_as_the_engine_casts_them(name, left):
+    """The trainer takes the engine's experts, so that no flip hides a cast. Up to the order of sums, which can tip a code."""
+    prompts, tokens = rows()
+    given = precision(name).model_copy(update={key: tuple(v) if isinstance(v, list) else v for key, v in left.items()})
+    actor = DeepSpeedActor(mixture(), settings(precision=given))
+    engine = LocalEngine(MIXTURE, given)
+    engine.load_weights(actor.weights(), 0)
+    theirs, routes = engine.score_routed(prompts, tokens)
+    replay = Recorded(routes)
+    with torch.no_grad():
+        ours = actor.logp(prompts, tokens, replay)[0]
+        uncast = DeepSpeedActor(mixture(), settings()).logp(prompts, tokens, replay)[0]
+    assert (ours - theirs).abs().mean() < 0.1 * (uncast - theirs).abs().mean()
+
+
+def test_without_a_cast_the_experts_are_those_of_transformers():
+    """The loop over experts with nothing cast: transformers' own forward, with its gradients, in fp64."""
+    experts = mixture().model.layers[0].mlp.experts.double()
+    generator = torch.Generator().manual_seed(0)
+    x, weights = torch.randn(20, 64, generator=generator).double(), torch.rand(20, 2, generator=generator).double()
+    ids = torch.stack([torch.randperm(4, generator=generator)[:2] for _ in range(20)])
+    results = []
+    for forward in (
+        experts.forward,
+        _CastExperts(Arithmetic(precision("nvfp4")), experts, {"gate_up": False, "down": False}).forward,
+    ):
+        leaves = x.clone().requires_grad_(), weights.clone().requires_grad_()
+        y = forward(leaves[0], ids, leaves[1])
+        results.append([y, *torch.autograd.grad(y.tanh().sum(), [*leaves, *experts.parameters()])])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_the_gradient_of_cast_experts_is_straight_through():
+    """y = Σ w·(q(silu(g)·u))·q(W_d)ᵀ with [g, u] = q(x)·q(W_gu)ᵀ and q(v) = v + (Q(v) − v), by autograd in fp64."""
+    experts = mixture().model.layers[0].mlp.experts.double()
+    made, generator = Arithmetic(precision("nvfp4_w4a4")), torch.Generator().manual_seed(0)
+    x, ids = torch.randn(6, 64, generator=generator).double(), torch.tensor([[0, 2]] * 3 + [[3, 1]] * 3)
+    weights = torch.rand(6, 2, generator=generator).double()
+
+    def through(value, quantised):
+        return value + (quantised - value).detach()
+
+    def rows_of(value):
+        return through(value, Arithmetic.values(*wide(made.activation(value.detach().float()))))
+
+    def matrix(value):
+        return through(value, EngineMatrix(*wide(made.weight(value.detach().float())[:3])).values().t())
+
+    leaf = x.clone().requires_grad_()
+    written = torch.zeros_like(x)
+    for row in range(6):
+        for slot in range(2):
+            expert = int(ids[row, slot])
+            gate, up = (rows_of(leaf[row : row + 1]) @ matrix(experts.gate_up_proj[expert]).t()).chunk(2, -1)
+            inner = rows_of(torch.nn.functional.silu(gate) * up)
+            written = written.index_add(
+                0, torch.tensor([row]), inner @ matrix(experts.down_proj[expert]).t() * weights[row, slot]
+            )
+    expected = torch.autograd.grad(written.sum(), [leaf, *experts.parameters()])
+    other = x.clone().requires_grad_()
+    ours = _CastExperts(made, experts, {"gate_up": True, "down": True}).forward(other, ids, weights)
+    for actual, wanted in zip(torch.autograd.grad(ours.sum(), [other, *experts.parameters()]), expected, strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=1e-6, atol=1e-6)  # the second cast is of fp32 values
 
 
 @pytest.mark.slow

@@ -1,0 +1,152 @@
+"""KV that is kept over a sync of the weights: the prefix cache of the embedded engine, with the rules of real engines.
+
+Let v(j) be the version of the weights that computed the keys and values of place j. A token drawn at version v attends to
+
+    k_j, v_j = f_{v(j)}(x_{≤ j}),  where f at place j reads the stored keys and values of the places before it
+
+recompute: v(j) = v. Each sync empties the cache, and a response that goes on is computed anew (AReaL, arXiv 2505.24298).
+salt: v(j) is the version at which the response was at place j. A running response keeps its KV, and a new one reads only KV of
+its own version: vLLM's `cache_salt`, the default of prime-rl (#2266) and torchtitan (#4761).
+keep: as salt, and all places of a prompt but the last keep the version that asked the prompt first, with no bound on its age:
+an engine whose prefix cache is not reset (NeMo-RL #4018, lmdeploy #4917).
+
+The recorded log μ is that of the distribution that drew the token, so E_μ[π/μ] = 1 under all three.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from harness.tasks import PAD
+
+KvAtSync = Literal["recompute", "salt", "keep"]
+"""Rule for the KV that was written before a sync of the weights."""
+PROMPTS = 4096
+"""Number of prompts whose KV is kept. The prompt that was read least recently is dropped first, as in vLLM and SGLang."""
+
+
+Cache = list[tuple[Tensor, Tensor]]
+"""KV cache: keys and values of each layer, [B, H, L, D]. The places of a head are adjacent in memory. With a stride of many
+rows between places, the products of a long context take up to eight times as long."""
+
+
+class History(NamedTuple):
+    """Tokens of rows [N, L] with PAD on the left, and the version that drew each of them; −1 for tokens of the prompt."""
+
+    tokens: Tensor
+    version: Tensor
+
+    @classmethod
+    def of(cls, prompts: Tensor, tokens: Tensor | None = None, version: Tensor | None = None) -> History:
+        """History of prompts [N, P], and of the tokens [N, t] of their responses with the versions that drew them."""
+        own = torch.full_like(prompts, -1)
+        return cls(prompts, own) if tokens is None else cls(torch.cat([prompts, tokens], 1), torch.cat([own, version], 1))
+
+    def rows(self, rows: Any) -> History:
+        """The histories of some rows. rows: any index of a tensor [N, L]."""
+        return History(self.tokens[rows], self.version[rows])
+
+    def followed(self, tokens: Tensor, version: int) -> History:
+        """The histories of rows to which `version` has added tokens [N, n]."""
+        return History(*(torch.cat(two, 1) for two in zip(self, (tokens, torch.full_like(tokens, version)), strict=True)))
+
+    @property
+    def padding(self) -> list[int]:
+        """Number of leading places of each row that are padding."""
+        return (self.tokens == PAD).sum(1).tolist()
+
+    def names(self) -> list[bytes]:
+        """A name for each row. Rows with equal tokens of equal versions have one name, whatever their padding."""
+        both = torch.stack([self.tokens, self.version], 2).cpu()
+        return [row[row[:, 0] != PAD].numpy().tobytes() for row in both]
+
+
+class PrefixCache:
+    """KV of prompts and of responses that go on, for a rule that keeps it over a sync.
+
+    An entry is [layers, 2, H, L, D] for the first L places of a row, all but its last token. Life cycle: `sync` at each load of
+    weights; in between `find` before rows are computed, and `hold` for rows that may go on. One process holds its own rows.
+    """
+
+    def __init__(self, rule: KvAtSync):
+        self.keeps_prompts = rule == "keep"
+        self.prompts: dict[bytes, Tensor] = {}
+        self.running: dict[bytes, Tensor] = {}
+        self.before: dict[bytes, Tensor] = {}
+
+    def sync(self) -> None:
+        """Note that new weights were loaded. A response that did not go on since the sync before has ended, and is dropped."""
+        self.before, self.running = self.running, {}
+
+    def find(self, rows: History) -> list[Tensor | None]:
+        """The kept KV of each row; None if its places are to be computed."""
+        return [self._one(key) for key in rows.names()]
+
+    def splits(self, history: History | None) -> bool:
+        """Whether the last place of a row is computed apart from the places before it, which may be kept.
+
+        history: beginnings of responses, or None for prompts alone.
+        """
+        return self.keeps_prompts or (history is not None and bool((history.version >= 0).any()))
+
+    def _one(self, key: bytes) -> Tensor | None:
+        for running in (self.running, self.before):
+            if key in running:
+                return running[key]
+        if key in self.prompts:
+            self.prompts[key] = self.prompts.pop(key)  # now the one read last
+        return self.prompts.get(key)
+
+    def hold(self, rows: History, cache: Cache, node: Tensor) -> None:
+        """Keep the KV of responses that may go on. node: the row of `cache` at which each of them stands."""
+        whole, last = _stacked(cache), rows.tokens.shape[1] - 1
+        for key, at, gap in zip(rows.names(), node.tolist(), rows.padding, strict=True):
+            self.running[key] = whole[:, :, at, :, gap:last]
+
+    def hold_prompts(self, prompts: History, cache: Cache) -> None:
+        """Keep the KV of prompts, if the rule keeps it. cache: that of all their places but the last."""
+        if not self.keeps_prompts:
+            return
+        whole = _stacked(cache)
+        for at, (key, gap) in enumerate(zip(prompts.names(), prompts.padding, strict=True)):
+            self.prompts[key] = whole[:, :, at, :, gap:].clone()  # a view would keep the whole batch in memory
+        for old in list(self.prompts)[:-PROMPTS]:
+            del self.prompts[old]
+
+    def state(self) -> dict[str, Tensor]:
+        """All entries with their keys as tensors, for a checkpoint."""
+        entries = [(kind, *entry) for kind in ("prompts", "running") for entry in getattr(self, kind).items()]
+        tensors = {}
+        for number, (kind, key, kv) in enumerate(entries):
+            tensors[f"{kind}.{number}.key"] = torch.frombuffer(bytearray(key), dtype=torch.uint8)
+            tensors[f"{kind}.{number}.kv"] = kv.contiguous().clone()  # tensors of a checkpoint share no memory
+        return tensors
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Restore the entries from the tensors that `state` returned, in their order."""
+        places = sorted({name.rpartition(".")[0] for name in state}, key=lambda place: int(place.partition(".")[2]))
+        for place in places:
+            key = state[f"{place}.key"].cpu().numpy().tobytes()
+            getattr(self, place.partition(".")[0])[key] = state[f"{place}.kv"]
+
+
+def put(cache: Cache, rows: Tensor, other: Cache) -> None:
+    """Write the places of `other` [n, H, L, D] into the first places of some rows of a cache. rows: mask with n of them."""
+    for mine, theirs in zip(cache, other, strict=True):
+        for target, source in zip(mine, theirs, strict=True):
+            target[rows, :, : source.shape[2]] = source
+
+
+def put_row(cache: Cache, row: int, kv: Tensor, last: int) -> None:
+    """Write a kept entry into the places of a row before place `last`."""
+    for target, source in zip(cache, kv, strict=True):
+        for part, own in zip(target, source, strict=True):
+            part[row, :, : last - own.shape[1]] = 0  # padding that nobody reads, but no NaN of fresh memory
+            part[row, :, last - own.shape[1] : last] = own
+
+
+def _stacked(cache: Cache) -> Tensor:
+    return torch.stack([torch.stack(layer) for layer in cache])
