@@ -24,7 +24,7 @@ import yaml
 from experiments.help import CONF, comments_of
 from harness.arms import flatten
 from harness.compose import choices
-from harness.config.describe import Key, all_keys
+from harness.config.describe import ConfigKey, all_keys
 from harness.config.names import RENAMED, write
 from harness.config.removed import REMOVED
 
@@ -112,7 +112,7 @@ def options() -> dict[str, dict[str, Any]]:
 
 
 @cache
-def known() -> dict[str, Key]:
+def known() -> dict[str, ConfigKey]:
     """Key -> its description, for all keys of the config classes."""
     return all_keys()
 

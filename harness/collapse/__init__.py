@@ -20,7 +20,7 @@ DETECTORS = Registry(
         "entropy": "harness.collapse.detectors:Entropy",
         "length": "harness.collapse.detectors:Length",
         "weights": "harness.collapse.detectors:Weights",
-        "diagnosis": "harness.collapse.detectors:Diagnosis",
+        "diagnosis": "harness.collapse.detectors:FaultAlarm",
         "learning": "harness.collapse.detectors:Learning",
     },
 )
