@@ -47,5 +47,5 @@ AIM_ACCUSED = 0.01
 
 
 def middle(sizes: tuple[float, ...]) -> float:
-    """The middle size of a fault; its only one if it has one."""
+    """The middle one of a fault's sizes, or its only size."""
     return sizes[len(sizes) // 2]
