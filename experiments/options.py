@@ -293,13 +293,13 @@ def rows() -> dict[str, Row]:
 
     Parameters of a plug-in are in the section of the plug-in.
     """
-    told = {_named(key): text for option in options() for key, text in comments_of(*option.split("="))}
+    comments = {_named(key): text for option in options() for key, text in comments_of(*option.split("="))}
     given = (*known(), *defaults(), *(key for values in options().values() for key in values))
     every = list(dict.fromkeys(map(_named, given)))
     names = [name for name in every if name in WHOLE or not any(other.startswith(f"{name}.") for other in every)]
     order = ["", *dict.fromkeys(name.partition(".")[0] for name in known())]
     names.sort(key=lambda name: order.index(_section(name)))
-    meanings = told | {name: key.meaning for name, key in known().items()}
+    meanings = comments | {name: key.meaning for name, key in known().items()}
     return {name: Row(name, _default(name), _first(meanings.get(name, ""))) for name in names}
 
 
