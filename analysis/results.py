@@ -143,7 +143,7 @@ class Results:
 
     @cached_property
     def dosed(self) -> pd.DataFrame:
-        """A row per ended run and policy: its dose of mismatch, and the reward in response."""
+        """A row per ended run and policy: its mismatch (the dose), and its reward (the response)."""
         policies = {"eval/reward": self.judged}
         if self.deployed != "rollout":
             policies["eval/rollout_reward"] = DEPLOYED["rollout"]

@@ -24,7 +24,7 @@ WAYS = {
         for arm in ("fp32", "w4a4")
     },
 }
-"""What is compared -> name of each way -> overrides of its run."""
+"""Subject of a comparison -> name of each way -> overrides of its run."""
 SPANS = {"early": range(3, 13), "around step 30": range(29, 40), "from step 75": range(76, 99)}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from hydra._internal.utils import get_args_parser
 
 from harness.compose import choices
-from harness.config.describe import Key, keys
+from harness.config.describe import ConfigKey, keys
 
 CONF = Path(__file__).parent / "conf"
 COLUMN = 42
@@ -57,12 +57,12 @@ def _entry(left: str, text: str, width: int) -> str:
     return f"{left:{COLUMN}}{text.lstrip()}".rstrip() if len(left) < COLUMN else f"{left}\n{text}".rstrip()
 
 
-def _meaning(key: Key, comments: dict[str, str]) -> str:
+def _meaning(key: ConfigKey, comments: dict[str, str]) -> str:
     text = key.meaning or comments.get(key.name, "")
     return f"{text} [{key.accepted}]".strip() if key.accepted else text
 
 
-def _written(key: Key) -> str:
+def _written(key: ConfigKey) -> str:
     """A config value in the syntax of the command line."""
     return key.value if isinstance(key.value, str) and "\n" not in key.value else json.dumps(key.value)
 

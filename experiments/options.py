@@ -24,7 +24,7 @@ import yaml
 from experiments.help import CONF, comments_of
 from harness.arms import flatten
 from harness.compose import choices
-from harness.config.describe import Key, all_keys
+from harness.config.describe import ConfigKey, all_keys
 from harness.config.names import RENAMED, write
 from harness.config.removed import REMOVED
 
@@ -113,7 +113,7 @@ def options() -> dict[str, dict[str, Any]]:
 
 
 @cache
-def known() -> dict[str, Key]:
+def known() -> dict[str, ConfigKey]:
     """Key -> its description, for all keys of the config classes."""
     return all_keys()
 
@@ -294,13 +294,13 @@ def rows() -> dict[str, Row]:
 
     Parameters of a plug-in are in the section of the plug-in.
     """
-    told = {_named(key): text for option in options() for key, text in comments_of(*option.split("="))}
+    comments = {_named(key): text for option in options() for key, text in comments_of(*option.split("="))}
     given = (*known(), *defaults(), *(key for values in options().values() for key in values))
     every = list(dict.fromkeys(map(_named, given)))
     names = [name for name in every if name in WHOLE or not any(other.startswith(f"{name}.") for other in every)]
     order = ["", *dict.fromkeys(name.partition(".")[0] for name in known())]
     names.sort(key=lambda name: order.index(_section(name)))
-    meanings = told | {name: key.meaning for name, key in known().items()}
+    meanings = comments | {name: key.meaning for name, key in known().items()}
     return {name: Row(name, _default(name), _first(meanings.get(name, ""))) for name in names}
 
 

@@ -52,7 +52,7 @@ class Part(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Memory of a run on one rank, in bytes. gpu: parts of its GPU memory. host: host memory, by name. disk: of a checkpoint."""
+    """Memory of a run on one rank, in bytes. gpu: parts of GPU memory. host: host memory, by name. disk: size of a checkpoint."""
 
     gpu: list[Part]
     host: dict[str, float]

@@ -52,7 +52,7 @@ def check_routing(config: Config, experts: int, reported: ReportedRoutes) -> Non
         )
     if replay.weights and reported != "experts and weights":
         raise UserError(
-            f"{key}: rollout.engine={config.rollout.engine.name} tells the experts it chose without their weights; "
+            f"{key}: rollout.engine={config.rollout.engine.name} reports the experts it chose without their weights; "
             "use routing.replay=r3"
         )
     if replay.weights and actor.weight_decay:

@@ -1,11 +1,11 @@
-"""What tests need of a machine, and `--forbid-skips`: a test that did not run has not passed.
+"""Requirements of tests on a machine, and `--forbid-skips`: a test that did not run has not passed.
 
 A marker of NEEDS says what a test needs. Where that is missing the test is skipped. `--forbid-skips`, which `make test` and CI
 give, allows this for units that nobody can install. Software must be there, unless `--without=slurm,vllm` names it.
 
-With xdist (`-n 2`, as `make test` does) the tests of a file run on one worker, so that its fixtures are made once; the files that
-share one Slurm run on one too. Those come first, then the files with a test that takes seconds, then the others, so that the
-workers end at about the same time.
+With xdist (`-n 2`, as `make test` does) the tests of a file run on one worker, so that its fixtures are made once; the files
+that share one Slurm run on one too. Those come first, then the files with a test that takes seconds, then the others, so that
+the workers end at about the same time.
 """
 
 import functools

@@ -11,7 +11,7 @@ import pytest
 from harness.machine import Machine
 
 HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Of vLLM 0.32 on a CPU."""
+"""Attention head sizes of vLLM 0.32 on a CPU."""
 CPU_KERNELS = frozenset({"fp8_scaled_mm_cpu"})
 MACHINES = {
     "avx2": Machine(head_sizes=HEADS),

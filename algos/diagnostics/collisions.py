@@ -43,14 +43,14 @@ def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, floa
         return nothing
     order = prompt.argsort(stable=True)
     prompt, mask, mu = prompt[order], mask[order], torch.where(mask, pairs.batch.logp_rollout.double(), 0.0)[order]
-    told = torch.where(pairs.mask, pairs.batch.logp_old.double(), 0.0) if tokens is None else tokens.cpu()
-    told = told[order]
+    labels = torch.where(pairs.mask, pairs.batch.logp_old.double(), 0.0) if tokens is None else tokens.cpu()
+    labels = labels[order]
     differences, clusters, odds, agreed = [], [], [], []
     by_place = torch.zeros(3, mask.shape[1], dtype=torch.float64)  # pairs, of them agreeing, Σ log odds
     for distance in range(1, min(MOST, len(prompt) - 1) + 1):
         first, second = slice(None, -distance), slice(distance, None)
         both = mask[first] & mask[second] & (prompt[first] == prompt[second])[:, None]
-        same = (told[first] - told[second]).abs() <= (SAME if tokens is None else 0)
+        same = (labels[first] - labels[second]).abs() <= (SAME if tokens is None else 0)
         prefix = (same | ~both).long().cumprod(-1).bool()
         before = both & torch.nn.functional.pad(prefix[:, :-1], (1, 0), value=True)
         p = mu[first].clamp(max=0.0).exp()

@@ -52,7 +52,7 @@ def correction_rows(ratio: Ratio, spec: Correction) -> Rows:
 
 
 def applied(corrected: Corrected, mask: Tensor) -> dict[str, Tensor]:
-    """Statistics of the final weights and kept tokens of a whole batch, as fp64 scalars: `finish_applied` of `applied_rows`."""
+    """Effect of a correction on a whole batch: mean and ESS of its final weights, and shares of tokens and responses kept."""
     return finish_applied(applied_rows(corrected, mask))
 
 

@@ -16,7 +16,7 @@ from algos.ratios import LOG_RATIO_BOUND, Ratio
 
 
 def mismatch(batch: Batch, policy: Tensor | None = None) -> dict[str, Tensor]:
-    """Mismatch statistics of a whole batch as fp64 scalars: `finish_mismatch` of `mismatch_rows`."""
+    """Mismatch of rollout engine and trainer over a whole batch: fp64 scalars by name (`finish_mismatch` has the equations)."""
     return finish_mismatch(mismatch_rows(batch, policy))
 
 

@@ -18,8 +18,8 @@ HEAD = 4
 
 def moved(pairs: LogpPairs) -> tuple[Tensor, Tensor]:
     """The squared move d² = (logit π − logit μ)² up to `LARGEST` [n], and where a side is less sure than 1 − `CERTAIN` [n]."""
-    told = (pairs.mu < -CERTAIN) | (pairs.pi < -CERTAIN)
-    return pairs.margin.square().clamp(max=LARGEST), told
+    doubtful = (pairs.mu < -CERTAIN) | (pairs.pi < -CERTAIN)
+    return pairs.margin.square().clamp(max=LARGEST), doubtful
 
 
 def places(pairs: LogpPairs) -> dict[str, float]:
@@ -33,10 +33,10 @@ def places(pairs: LogpPairs) -> dict[str, float]:
     before, after, onset_z: the two means, and their difference over its error. last, others: mean |l| of the last tokens of
     responses and of all other tokens; last_z: of their difference. last_l: mean l of the last tokens.
     """
-    square, told = moved(pairs)
-    whole = pairs.mean(square, told)
-    head, rest = told & (pairs.place < HEAD), told & (pairs.place >= HEAD)
-    before, after, onset, onset_z = _onset(pairs, square, told)
+    square, doubtful = moved(pairs)
+    whole = pairs.mean(square, doubtful)
+    head, rest = doubtful & (pairs.place < HEAD), doubtful & (pairs.place >= HEAD)
+    before, after, onset, onset_z = _onset(pairs, square, doubtful)
     size = pairs.l.abs()
     last = pairs.left == 0
     ends, others = pairs.mean(size, last), pairs.mean(size, ~last)
@@ -61,12 +61,12 @@ def _difference(a: Mean, b: Mean) -> float:
     return normal(a.mean - b.mean, math.hypot(a.error, b.error), min(a.clusters, b.clusters) - 1)
 
 
-def _onset(pairs: LogpPairs, square: Tensor, told: Tensor) -> tuple[float, float, float, float]:
+def _onset(pairs: LogpPairs, square: Tensor, doubtful: Tensor) -> tuple[float, float, float, float]:
     """The tuple (before, after, place, z) of the place with the largest |z|; NaN where no place has tokens on both sides."""
     best = (math.nan, math.nan, math.nan, math.nan)
     place, longest = 1, int(pairs.place.max()) if len(pairs) else 0
     while place <= longest:
-        before, after = (pairs.mean(square, told & chosen) for chosen in (pairs.place < place, pairs.place >= place))
+        before, after = (pairs.mean(square, doubtful & chosen) for chosen in (pairs.place < place, pairs.place >= place))
         z = _difference(after, before)
         if math.isfinite(z) and not abs(z) <= abs(best[3]):
             best = (before.mean, after.mean, float(place), z)

@@ -14,7 +14,7 @@ BINS = 16
 
 
 def positions(batch: Batch, policy: Tensor | None = None) -> dict[str, Tensor]:
-    """Statistics by position and by length of a whole batch as fp64 scalars: `finish_positions` of `position_rows`."""
+    """Mismatch by a token's position and by a response's length over a whole batch: fp64 scalars by name."""
     return finish_positions(position_rows(batch, policy))
 
 

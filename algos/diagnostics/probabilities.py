@@ -22,7 +22,7 @@ SUMMED = ("p", "q", "pp", "qq", "pq", "diff", "diff_sq", "mult_error", "reverse"
 
 
 def probabilities(batch: Batch, policy: Tensor | None = None) -> dict[str, Tensor]:
-    """Token statistics of a whole batch as fp64 scalars: `finish_probabilities` of `probability_rows`."""
+    """Errors of ratios and probabilities over all tokens of a batch: fp64 scalars by name (`finish_probabilities`)."""
     return finish_probabilities(probability_rows(batch, policy))
 
 

@@ -19,8 +19,8 @@ def tails(pairs: LogpPairs) -> dict[str, float]:
     hardly affected by a tail. sure: share of tokens with μ > 0.9. flips: share of these with π < 0.5, which moves a logit by 2.2
     or more. Rounding in a usual precision gives almost no flips.
     """
-    square, told = moved(pairs)
-    square = square[told]
+    square, doubtful = moved(pairs)
+    square = square[doubtful]
     k3, n = pairs.k3, len(pairs)
     sure = pairs.mu > torch.tensor(SURE).double().log()
     flips = sure & (pairs.pi < torch.tensor(DOUBTED).double().log())

@@ -76,9 +76,9 @@ def auc_at(score: np.ndarray, case: np.ndarray) -> float:
 def time_dependent_auc(runs: pd.DataFrame, by_run: dict[str, Signal], ahead: int = HORIZON, spacing: int = 5) -> float:
     """Cumulative AUC, averaged over landmarks t and sources of mismatch with the number of cases as weight.
 
-    Runs are ranked within a source, since K3 separates fp8 from fp32 without predicting a collapse. Among the runs not collapsed
-    at t, cases collapse in (t, t + ahead] and controls are recorded beyond t + ahead without a collapse. Runs whose record ends
-    in between are left out. The score is the running median at t. NaN without a case or without a control.
+    Runs are ranked within a source, since K3 separates fp8 from fp32 without predicting a collapse. Among the runs not
+    collapsed at t, cases collapse in (t, t + ahead] and controls are recorded beyond t + ahead without a collapse; all other
+    runs are left out. The score is the running median at t. NaN without a case or without a control.
     """
     known = runs.loc[[run for run in runs.index if run in by_run]]
     if known.empty:

@@ -147,7 +147,7 @@ def holm_of_planned(p: list[float], planned: int) -> np.ndarray:
 
 
 def percentiles(value: float, drawn: np.ndarray) -> Interval:
-    """The percentile interval of bootstrap draws. Its limits are NaN if all draws are equal: width 0 would claim certainty."""
+    """The percentile interval of bootstrap draws; NaN if all draws are equal, since a width of 0 would claim certainty."""
     lower, upper = np.quantile(drawn, [0.025, 0.975])
     return Interval(float(value), *((float(lower), float(upper)) if lower < upper else (np.nan, np.nan)))
 

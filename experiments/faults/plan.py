@@ -69,5 +69,5 @@ told apart by at most √(2·K·n) normal deviates for n tokens, the deviates of
 
 
 def middle(sizes: tuple[float, ...]) -> float:
-    """The middle size of a fault; its only one if it has one."""
+    """The middle one of a fault's sizes, or its only size."""
     return sizes[len(sizes) // 2]

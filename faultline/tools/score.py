@@ -41,7 +41,7 @@ class Engine(NamedTuple):
         return PrecisionConfig.model_validate({"name": self.precision} | formats)
 
 
-class Responses(NamedTuple):
+class SampledResponses(NamedTuple):
     """Sampled responses. prompts [B, P], padded on the left. tokens [B, T] and mask [B, T]; logp [B, T]: log μ in nats.
 
     group [B]: number of the prompt.
@@ -116,7 +116,7 @@ def _tokens(line: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def dumped(path: Path) -> Responses:
+def dumped(path: Path) -> SampledResponses:
     """The responses of a parquet dump. Raises UserError unless it has the columns that a second scoring needs."""
     table = pa.concat_tables(files.read(path), promote_options="permissive")
     needed = ("prompt", "tokens", "logp_rollout", "mask")
@@ -126,7 +126,7 @@ def dumped(path: Path) -> Responses:
     prompts = [[token for token in row if token != PAD] for row in prompts]
     length = max(map(len, tokens))
     group = table["group"].to_numpy() if "group" in table.column_names else np.arange(len(table))
-    return Responses(
+    return SampledResponses(
         padded(prompts, max(map(len, prompts)), PAD, torch.int64, left=True),
         padded(tokens, length, PAD, torch.int64),
         padded(mask, length, False, torch.bool),
@@ -135,16 +135,16 @@ def dumped(path: Path) -> Responses:
     )
 
 
-def _sampled(net: PreTrainedModel, by: Engine, prompts: Tensor, samples: int, length: int, stop: int | None) -> Responses:
+def _sampled(net: PreTrainedModel, by: Engine, prompts: Tensor, samples: int, length: int, stop: int | None) -> SampledResponses:
     engine = _built(net, by, prompts.shape[1] + length, () if stop is None else (stop,))
     uniforms = torch.rand(len(prompts), length, generator=generator(0, "score"))
     rollout = engine.generate(prompts.to(device()), uniforms)
     engine.close()
     group = torch.arange(len(prompts)) // samples
-    return Responses(prompts, rollout.tokens.cpu(), rollout.mask.cpu(), rollout.logp.cpu(), group)
+    return SampledResponses(prompts, rollout.tokens.cpu(), rollout.mask.cpu(), rollout.logp.cpu(), group)
 
 
-def _scored(net: PreTrainedModel, against: Engine, responses: Responses) -> tuple[Tensor, Tensor | None]:
+def _scored(net: PreTrainedModel, against: Engine, responses: SampledResponses) -> tuple[Tensor, Tensor | None]:
     """Return (log π, entropy of π) of the responses' tokens, [B, T] in nats. Only transformers gives the entropy."""
     prompts, tokens = responses.prompts.to(device()), responses.tokens.to(device())
     if against.name == HF:
@@ -182,7 +182,7 @@ def transformers_scores(net: PreTrainedModel, prompts: Tensor, tokens: Tensor) -
     return logp, entropy
 
 
-def _columns(responses: Responses, logp: Tensor, entropy: Tensor | None) -> dict[str, Any]:
+def _columns(responses: SampledResponses, logp: Tensor, entropy: Tensor | None) -> dict[str, Any]:
     """The responses as the columns of a dump of one batch."""
     known = {} if entropy is None else {"entropy": entropy.numpy()}
     return known | {

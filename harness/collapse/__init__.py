@@ -20,7 +20,7 @@ DETECTORS = Registry(
         "entropy": "harness.collapse.detectors:Entropy",
         "length": "harness.collapse.detectors:Length",
         "weights": "harness.collapse.detectors:Weights",
-        "diagnosis": "harness.collapse.detectors:Diagnosis",
+        "diagnosis": "harness.collapse.detectors:FaultAlarm",
         "learning": "harness.collapse.detectors:Learning",
     },
 )
@@ -87,7 +87,7 @@ class Detectors:
 
 
 class Outcome(NamedTuple):
-    """Outcome of a run. kind: collapsed, never learned or survived. onset, detector: of a collapse. cause: an earlier warning."""
+    """Outcome of a run: collapsed, never learned or survived. For a collapse: its onset (a step), its detector and its cause."""
 
     kind: str
     onset: int | None = None

@@ -269,7 +269,7 @@ class Weights:
         return _lasting(s, step, self.consecutive, alarms)
 
 
-class Diagnosis:
+class FaultAlarm:
     """D6, a warning: `consecutive` diagnoses in a row, one every diagnostics.every steps, name the same fault.
 
     The onset is the first of these steps, and the cause names the fault. docs/diagnosis.md says what to check.

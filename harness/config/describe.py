@@ -18,7 +18,7 @@ LARGE = 10**6
 """Smallest bound that is not shown to users: bounds this large only exclude nonsense."""
 
 
-class Key(NamedTuple):
+class ConfigKey(NamedTuple):
     """A config key as a dotted path, with its value, the values that it accepts, and its meaning ("" if undocumented)."""
 
     name: str
@@ -27,25 +27,25 @@ class Key(NamedTuple):
     meaning: str
 
 
-def keys(values: dict[str, Any]) -> list[Key]:
+def keys(values: dict[str, Any]) -> list[ConfigKey]:
     """Describe the keys of the nested `values` of a config, in their order."""
     schemas = _schemas()
     return list(_keys(values, schemas["Config"], schemas, ""))
 
 
-def all_keys() -> dict[str, Key]:
+def all_keys() -> dict[str, ConfigKey]:
     """Describe every key of every choice of options, with its default as the value. A key that the user names is written NAME."""
     schemas = _schemas()
-    found: dict[str, Key] = {}
+    found: dict[str, ConfigKey] = {}
     for key in _possible(schemas["Config"], schemas, ""):
         found.setdefault(key.name, key)
     return found
 
 
-def _possible(schema: dict[str, Any], sections: dict[str, Any], prefix: str) -> Iterator[Key]:
+def _possible(schema: dict[str, Any], sections: dict[str, Any], prefix: str) -> Iterator[ConfigKey]:
     for key, field in schema["properties"].items():
         name, inner = f"{prefix}{key}", field.get("additionalProperties")
-        yield Key(name, field.get("default", ""), _accepted(field), " ".join(field["description"].split()))
+        yield ConfigKey(name, field.get("default", ""), _accepted(field), " ".join(field["description"].split()))
         for section in _sections(field, sections):
             yield from _possible(section, sections, f"{name}.")
         for section in _sections(inner, sections) if isinstance(inner, dict) else ():
@@ -64,7 +64,7 @@ def _sections(field: dict[str, Any], sections: dict[str, Any]) -> list[dict[str,
     return [sections[one["$ref"].rpartition("/")[2]] for one in either if "$ref" in one]
 
 
-def _keys(values: dict[str, Any], schema: dict[str, Any], sections: dict[str, Any], prefix: str) -> Iterator[Key]:
+def _keys(values: dict[str, Any], schema: dict[str, Any], sections: dict[str, Any], prefix: str) -> Iterator[ConfigKey]:
     for key, value in values.items():
         field = schema.get("properties", {}).get(key) or schema.get("additionalProperties") or {}
         field = field if isinstance(field, dict) else {}
@@ -72,7 +72,7 @@ def _keys(values: dict[str, Any], schema: dict[str, Any], sections: dict[str, An
         if isinstance(value, dict) and value:
             yield from _keys(value, section, sections, f"{prefix}{key}.")
         else:
-            yield Key(prefix + key, value, _accepted(field), " ".join(field.get("description", "").split()))
+            yield ConfigKey(prefix + key, value, _accepted(field), " ".join(field.get("description", "").split()))
 
 
 def _section(field: dict[str, Any], value: Any, sections: dict[str, Any]) -> dict[str, Any]:

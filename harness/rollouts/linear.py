@@ -119,7 +119,7 @@ class Arithmetic:
         return self.round(y if weight.bias is None else y.add_(weight.bias))
 
     def linear(self, x: Tensor, weight: EngineMatrix) -> Tensor:
-        """Cast rows x [B, K], and return their product [B, N] with a weight, as `product` does."""
+        """A linear layer: cast rows x [B, K], multiply them by a weight and add its bias, [B, N]."""
         return self.product(*self.activation(x, cast=weight.cast), weight)
 
 

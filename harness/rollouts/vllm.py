@@ -206,7 +206,7 @@ class VllmEngine(RolloutEngine):
     def support_refusal(cls, top_k: int) -> str | None:
         if 0 < top_k <= LARGEST_TOP_K:
             return None
-        return f"it tells the tokens that it left one by one; set rollout.top_k to 1 to {LARGEST_TOP_K}, use rollout/engine=local"
+        return f"it lists the tokens that it left one by one; set rollout.top_k to 1 to {LARGEST_TOP_K}, use rollout/engine=local"
 
     @classmethod
     def reports_routes(cls) -> ReportedRoutes:

@@ -48,6 +48,6 @@ def expert_ids(samples: list[Any], prompts: Tensor, length: int, shape: Pretrain
         places = width - padding + len(sample.token_ids) - 1  # all but the last token
         experts = torch.as_tensor(sample.routed_experts)
         if experts.shape[1:] != ids.shape[2:] or len(experts) < places:
-            raise RuntimeError(f"vLLM told the experts of {list(experts.shape)}, not of {places} tokens x {list(ids.shape[2:])}")
+            raise RuntimeError(f"vLLM reported experts of {list(experts.shape)}, not of {places} tokens x {list(ids.shape[2:])}")
         ids[row, padding : padding + places] = experts[:places].to(ids)
     return ids

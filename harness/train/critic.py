@@ -51,7 +51,7 @@ class Critic:
 
     @torch.no_grad()
     def values(self, prompts: Tensor, tokens: Tensor) -> Tensor:
-        """Return the value V before each token, [B, T] without gradient, one mini-batch at a time. Collective."""
+        """Return the value V before each token, [B, T] without gradient, one mini-batch at a time. Every rank must call it."""
         values = torch.zeros(tokens.shape, device=tokens.device)
         for rows in torch.arange(len(tokens)).chunk(self.config.actor.num_minibatches):
             for part in self._parts(prompts[rows], tokens[rows]):

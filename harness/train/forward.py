@@ -40,7 +40,7 @@ class TrainingForward:
 
     @torch.no_grad()
     def __call__(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> Tensor:
-        """Return log π_θ of a whole mini-batch, [B, T] in nats, without gradient. Collective. replay: see `Actor.logp`."""
+        """Return log π_θ [B, T] of a mini-batch in nats, without gradient. replay: see `Actor.logp`. Every rank must call it."""
         logp = torch.zeros(tokens.shape, device=tokens.device)
         for rows in self.micro_batches(prompts, tokens):
             logp[rows] = self.actor.logp(prompts[rows], tokens[rows], None if replay is None else replay.of(rows))[0]
@@ -48,7 +48,7 @@ class TrainingForward:
 
     @torch.no_grad()
     def with_routes(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes]:
-        """Return (log π_θ [B, T] of a mini-batch, routes that its forward pass took), for a mixture of experts. Collective."""
+        """Return (log π_θ [B, T] of a mini-batch, the routes that its forward pass took). Every rank must call it."""
         logp, shares = torch.zeros(tokens.shape, device=tokens.device), []
         parts = self.micro_batches(prompts, tokens)
         for rows in parts:

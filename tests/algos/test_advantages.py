@@ -54,7 +54,7 @@ def test_the_std_of_the_batch():
 
 
 def test_gpg_makes_up_for_groups_without_a_gradient():
-    """Of 12 responses the first and third prompt's 8 have unequal rewards: 12/8 times R − mean."""
+    """The first and third prompt's 8 responses, of 12, have unequal rewards: A = 12/8 times R − mean."""
     rewards = f64([[1, 0, 0, 1], [3, 3, 3, 3], [0, 0, 0, 4]])
     close(gpg(rewards), [[0.75, -0.75, -0.75, 0.75], [0] * 4, [-1.5, -1.5, -1.5, 4.5]])
     assert (gpg(f64([[1, 1], [2, 2]])) == 0).all()

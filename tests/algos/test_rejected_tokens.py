@@ -1,4 +1,4 @@
-"""What a loss takes for the response after a rejection: all of it (SkyRL, TRL), or the kept tokens (verl).
+"""The response that a loss sees after a rejection: all its tokens (SkyRL, TRL), or the kept ones (verl).
 
 The expected numbers are derived beside each case; tests/oracles compares the same with the packages.
 """

@@ -1,4 +1,4 @@
-"""What is taken off a reward, against numbers by hand. tests/oracles compares them with verl, SkyRL and TRL."""
+"""Penalties on the reward, against numbers by hand. tests/oracles compares them with verl, SkyRL and TRL."""
 
 import pytest
 import torch

@@ -55,7 +55,7 @@ def test_every_run_that_ended_is_a_point(tmp_path):
 
 
 def test_the_tail_of_the_log_ratios_holds_its_largest():
-    """Of 100000 values the largest are each a point: at rank k the share is k/n, and no line is drawn over a gap between them."""
+    """The largest of 100000 values are a point each: at rank k the share is k/n. No line is drawn over a gap."""
     values = np.arange(1, 100_001) / 1e5
     x, share = exceedance(values)
     assert list(x[:3]) == [1, 0.99999, 0.99998] and list(share[:3]) == [1e-5, 2e-5, 3e-5] and share[-1] == 1
@@ -143,7 +143,7 @@ def test_a_caption_names_what_is_drawn_and_nothing_else(tmp_path):
 
 
 def test_a_run_under_way_has_no_last_reward(tmp_path):
-    """Of two corrected runs one has ended: one point."""
+    """One of two corrected runs has ended: one point."""
     for seed in (0, 1):
         write(tmp_path, FP8, "correction=token_truncate", seed=seed, **({"state": "running", "until": 50} if seed else {}))
     figure = FIGURES["gap"].draw(load(tmp_path))

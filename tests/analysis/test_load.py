@@ -154,7 +154,7 @@ def test_arms_that_lack_the_same_seeds_are_named_together(tmp_path):
 
 
 def test_some_seeds_alone(tmp_path):
-    """What an arm without these seeds has is not told of, be it uneven or not."""
+    """The metrics of an arm without these seeds are not reported, uneven or not."""
     for seed in range(4):
         write(tmp_path, "rollout/precision=fp32", seed=seed, steps=6)
     write(tmp_path, FP8, seed=0, steps=6)

@@ -307,7 +307,7 @@ def test_the_control_alone_is_asked_where_it_is_stable(tmp_path):
 
 @pytest.mark.slow
 def test_an_8_bit_cache_is_a_source_of_mismatch_of_its_own(tmp_path):
-    """Of two seeds each: the words pool no run with a cache of 8 bits with one without."""
+    """Two seeds each: no sentence pools runs with a cache of 8 bits and runs without one."""
     for cache in ("compute", "fp8_e4m3"):
         for seed in (0, 1):
             write(tmp_path, "rollout/precision=bf16", f"rollout.kv_cache={cache}", seed=seed)

@@ -1,4 +1,4 @@
-"""What the pages say is there: files and headings behind links, and each command of a block is one that its program takes."""
+"""Everything that the pages name exists: files and headings behind links, and commands that their programs take."""
 
 import os
 import re

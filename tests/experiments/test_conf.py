@@ -29,7 +29,7 @@ NEEDED = {
     "model": "model=hub", "model.path": "model.path=x", "warmstart": "warmstart=none", "task": "task=jsonl",
     "task.path": "task.path=x", "task.verifier": "task.verifier=x:y", "task.held_out": "task.held_out=8",
 }  # fmt: skip
-"""What model=hub, a task of text and warmstart=none need of one another and of the user."""
+"""Overrides that model=hub, a task of text and warmstart=none need of one another and of the user."""
 NESTED = {"rollout/engine", "rollout/precision", "regime/bed", "regime/source"}
 """Groups that lie in the folder of another; other subfolders belong to the name of the option, as in correction=verl/disabled."""
 
@@ -40,7 +40,7 @@ def config(*overrides):
 
 
 EXTRA = {"critic/default": ["advantage=gae"], "regime/source/router_noise": ["model=moe"]}
-"""What an option needs beside itself."""
+"""Option -> the overrides that it needs beside itself."""
 
 
 def override(path):

@@ -19,7 +19,7 @@ CHOICES = [
 
 @pytest.fixture(autouse=True)
 def terminal(monkeypatch):
-    """Of the width that is the default where there is none: lines wrap where these tests expect them."""
+    """A terminal of the default width, so that lines wrap where these tests expect them."""
     monkeypatch.setenv("COLUMNS", "130")
 
 

@@ -187,7 +187,7 @@ def test_recorded_rows_stay_and_new_runs_join_them(tmp_path, capsys):
 
 
 def test_a_run_that_has_collapsed_and_goes_on_has_no_endpoint_yet(tmp_path):
-    """Of two collapses one has run to its end; the other is at step 200 of 280, and its last evaluations are yet to come."""
+    """One of two collapsed runs has ended. The other is at step 200 of 280, and its last evaluations are yet to come."""
     write(tmp_path, FP32, *BASE, seed=40, steps=280, collapse=100)
     write(tmp_path, FP32, *BASE, seed=41, steps=280, collapse=100, until=200, state="running")
     assert set(endpoints(tmp_path).seed) == {40}

@@ -1,4 +1,4 @@
-"""What the pictures of the second study say is what its records hold."""
+"""The pictures of the second study show the numbers of its records."""
 
 from pathlib import Path
 

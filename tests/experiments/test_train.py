@@ -1,4 +1,4 @@
-"""What the command line refuses: one line that names the key and the remedy, exit code 2, nothing started."""
+"""Refusals of the command line: one line that names the key and the remedy, exit code 2, nothing started."""
 
 import os
 import subprocess

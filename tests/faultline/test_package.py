@@ -1,4 +1,4 @@
-"""What pip installs: the wheel beside an old torch and without extras, what each extra brings, and the refusal without it."""
+"""The installed package: the wheel beside an old torch and without extras, what each extra brings, and the refusal without it."""
 
 import ast
 import itertools

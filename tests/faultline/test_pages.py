@@ -14,7 +14,7 @@ from tests.analysis.test_report import legible
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """Of rows of the example against BF16; of three losses with every default correction, many of them in one place."""
+    """Pages of the example against BF16, and of three losses with every default correction, many of them in one place."""
     out = tmp_path_factory.mktemp("pages")
     for name in ("fp8", "bf16"):
         pq.write_table(pq.read_table(example(name)).slice(0, 32), out / f"{name}.parquet")

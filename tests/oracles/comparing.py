@@ -1,4 +1,4 @@
-"""What a comparison is made of: a random batch, and named tensors that either side computes from it."""
+"""The parts of a comparison: a random batch, and named tensors that either side computes from it."""
 
 from __future__ import annotations
 

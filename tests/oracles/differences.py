@@ -178,7 +178,7 @@ MISSING = (
     ),
     Difference("verl/ignored reduction/*", "actor/pg_clipfrac*", "likewise, both"),
 )
-"""What verl returns of a comparison under a name that is not here."""
+"""Results of verl in a comparison whose names do not exist here."""
 
 
 def expected(comparison: str, names: set[str], listed: tuple[Difference, ...] = DIFFERENCES) -> set[str]:

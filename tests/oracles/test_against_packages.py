@@ -36,7 +36,7 @@ def test_every_difference_belongs_to_a_comparison():
 
 
 def test_nothing_that_both_have_is_left_out():
-    """What the packages register and this does not compare is what this does not have."""
+    """Everything that the packages register and this comparison lacks is missing in this project."""
     ours = {name.split("/")[-1].split()[0] for name in NAMES}
     assert set(POLICY_LOSS_REGISTRY) - ours == {"bypass_mode"}  # compared as presets
     assert set(PolicyLossRegistry.list_available()) - ours == set()

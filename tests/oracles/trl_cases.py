@@ -116,7 +116,7 @@ OPSM = Reject("geometric", "ratio", math.exp(-0.1), None, "negative_advantage")
 
 
 def _off_policy_mask(seed: int) -> tuple[dict, dict]:
-    """Of π_θ over the sampler, as correction.ratio=current."""
+    """TRL's off-policy mask by π_θ over the sampler, as correction.ratio=current."""
     logp, b = batch(seed)
     theirs = _trl(logp, b, {"sampling_per_token_logps": b.logp_rollout}, off_policy_mask_threshold=0.1)
     return our_loss(logp, b, _mask_objective(Correction(ratio="current", reject={"opsm": OPSM}))), theirs

@@ -137,7 +137,7 @@ def _loss(name: str, reduction: str, seed: int, correction: Correction | None = 
 
 
 def _verl(logp: Tensor, b: Batch, name: str, reduction: str, made: ActorConfig, weights: Tensor | None = None, mask=None) -> dict:
-    """As its trainer does: the mask is what a rejection left, tokens are counted in it, responses in the mini-batch."""
+    """The loss as verl's trainer computes it: the mask is what a rejection left, and responses are counted in the mini-batch."""
     function = core_algos.POLICY_LOSS_REGISTRY[name]
     mask = b.mask.double() if mask is None else mask
     mode, metrics = reduction.replace("_", "-"), {}

@@ -37,7 +37,7 @@ DOUBTS = ("not to be trusted", "dump too small")
 
 
 class Target(NamedTuple):
-    """Target of proposed bounds. kept: share of tokens that a filter keeps. ess: ESS of a truncated weight, a share."""
+    """Target of proposed bounds. kept: share of tokens that a filter must keep. ess: ESS that a truncated weight must have."""
 
     kept: float
     ess: float

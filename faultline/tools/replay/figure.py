@@ -65,10 +65,10 @@ def presets_figure(dumps: dict[str, list[PresetEffect]], groups: list[list[str]]
 def ratio_figure(by_place: list[Mean]) -> Figure:
     """Draw the mean ratio with two standard errors in each bin of token positions; bin b ends at token 2ᵇ."""
     figure, ((axis,),) = subplots(1, 1, 2.6)
-    told = [(2**i, mean) for i, mean in enumerate(by_place) if math.isfinite(mean.mean)]
-    errors = [2 * mean.error if math.isfinite(mean.error) else 0.0 for _, mean in told]
+    means = [(2**i, mean) for i, mean in enumerate(by_place) if math.isfinite(mean.mean)]
+    errors = [2 * mean.error if math.isfinite(mean.error) else 0.0 for _, mean in means]
     axis.axhline(1.0, color=NEUTRAL, linewidth=1)
-    axis.errorbar([place for place, _ in told], [mean.mean for _, mean in told], errors, fmt="o-", color=CONTROL, capsize=3)
+    axis.errorbar([place for place, _ in means], [mean.mean for _, mean in means], errors, fmt="o-", color=CONTROL, capsize=3)
     axis.set_xscale("log", base=2)
     axis.set_xlabel("place in the response up to")
     axis.set_ylabel("mean ratio")

@@ -6,7 +6,7 @@ from textwrap import wrap
 
 from faultline.tools.replay.gate import GateResult
 from faultline.tools.replay.scales import SCALES
-from faultline.tools.replay.verdict import STARVED, Diagnosis, Mismatch, PresetEffect, Proposal, Verdict
+from faultline.tools.replay.verdict import STARVED, DiagnosisSummary, Mismatch, PresetEffect, Proposal, Verdict
 from harness.errors import printable
 
 WIDTH = 100
@@ -49,7 +49,7 @@ def lines(verdict: Verdict) -> list[str]:
     return [printable(line)[:WIDTH] for line in out]
 
 
-def diagnosis_lines(d: Diagnosis) -> list[str]:
+def diagnosis_lines(d: DiagnosisSummary) -> list[str]:
     """Format the diagnosis of a dump as lines. With a fault, the lines include its evidence and what to check in each program."""
     if d.consistent:
         note = [f"  Note, {d.fault}: {d.evidence}"] if d.fault else []
@@ -62,7 +62,7 @@ def diagnosis_lines(d: Diagnosis) -> list[str]:
     return out
 
 
-def mean_ratio(d: Diagnosis) -> str:
+def mean_ratio(d: DiagnosisSummary) -> str:
     """Return a phrase with the mean ratio, its standard error, and the smallest shift that the dump would have shown."""
     if d.mean_ratio is None:
         return "no token tells"

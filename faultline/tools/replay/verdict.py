@@ -72,7 +72,7 @@ class Mismatch(_Part):
     pareto_k: float | None = Field(description="Pareto k of the sequence weights")
 
 
-class Diagnosis(_Part):
+class DiagnosisSummary(_Part):
     """Diagnosis of the log-probabilities, before any correction is proposed; see docs/diagnosis.md."""
 
     kind: Literal["consistent", "fault", "unknown"] = Field(description="unknown: a fault that has no name here")
@@ -136,7 +136,7 @@ class Verdict(_Part):
 
     schema_version: Literal[2] = Field(default=2, description="of this layout")
     dump: DumpSize = Field(description="what was read")
-    diagnosis: Diagnosis = Field(description="whether the log-probabilities are what they should be")
+    diagnosis: DiagnosisSummary = Field(description="whether the log-probabilities are what they should be")
     mismatch: Mismatch = Field(description="how far rollout engine and trainer are apart")
     need: Need = Field(description="whether a correction is needed")
     reason: str = Field(description="why, in a sentence")
@@ -209,10 +209,10 @@ def gated(verdict: Verdict, gates: Sequence[Gate], advice: Advice) -> Verdict:
     return verdict.model_copy(update={"gates": results})
 
 
-def diagnosed(found: diagnose.Diagnosis) -> Diagnosis:
+def diagnosed(found: diagnose.Diagnosis) -> DiagnosisSummary:
     """Return the part of a diagnosis that a verdict shows, without the full statistics."""
     mean, error = found.statistics["identity/mean"], found.statistics["identity/error"]
-    return Diagnosis(
+    return DiagnosisSummary(
         kind=found.kind,
         fault=found.fault,
         question=found.question,  # type: ignore[arg-type]  # pydantic checks it

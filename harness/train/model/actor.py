@@ -65,7 +65,7 @@ class Actor(Saved, Protocol):
 
 
 class DeepSpeedActor(DeepSpeedModel):
-    """An actor under DeepSpeed ZeRO stage 0 to 3 on all ranks, with AdamW. temperature: divides the logits."""
+    """An actor under DeepSpeed ZeRO stage 0 to 3, with AdamW, on all ranks. temperature: divisor of the logits."""
 
     def __init__(self, model: PreTrainedModel, config: ActorConfig, *, temperature: float = 1.0):
         join()  # chooses this rank's device

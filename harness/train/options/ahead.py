@@ -18,7 +18,7 @@ from harness.train.sampler import Sampler
 
 
 class SampledAhead(Option):
-    """Option that keeps a queue of rollouts, the next to train on first. part: tokens sampled at a time; None: all."""
+    """Option that keeps a queue of rollouts, the next to train on first. part: tokens sampled at a time; None: no parts."""
 
     def __init__(self, inner: Sampler, part: int | None = None):
         super().__init__(inner)

@@ -11,7 +11,7 @@ RNG = np.random.default_rng
 
 
 def test_iqm_by_hand():
-    """Of eight, two go at each end: (2 + 3 + 4 + 5)/4 = 3.5. Of five, one: the middle three."""
+    """Eight values lose two at each end: (2 + 3 + 4 + 5)/4 = 3.5. Five values lose one at each end."""
     assert performance.iqm(np.array([0, 100, 2, 3, 4, 5, -9, 99.0])) == 3.5
     assert performance.iqm(np.array([0, 1, 2, 3, 100.0])) == 2
 

@@ -127,7 +127,7 @@ def test_a_new_key_changes_no_digest_until_it_has_another_value(section, place, 
 
 
 def test_a_new_key_deep_in_the_config():
-    """Of a precision, which stands under rollout and under evaluation.probe.<name>."""
+    """The key is one of a precision, which stands under rollout and under evaluation.probe.<name>."""
     precision = create_model("PrecisionConfig", __base__=PrecisionConfig, rounding=(Literal["nearest", "stochastic"], "nearest"))
     rollout = create_model("RolloutConfig", __base__=RolloutConfig, precision=(precision, ...))
     evaluation = type(parse(compose()).evaluation)

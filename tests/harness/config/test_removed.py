@@ -14,7 +14,7 @@ RECORDED = Path(__file__).parent / "recorded" / "81801bbadfa6.json"
 VLLM = ("rollout/engine=vllm", "rollout/precision=bf16")
 REASON = "removed in 0.2.0, as no study put noise on the weights of vLLM; use rollout/engine=local for a synthetic mismatch"
 DIGEST = "f0b812cac71b"
-"""Of the run of VLLM at the last commit that had the keys."""
+"""Digest of the run of VLLM at the last commit that had the keys."""
 
 
 def with_parameters(**parameters) -> dict:

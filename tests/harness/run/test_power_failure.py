@@ -18,7 +18,7 @@ from harness.train.ranks import join
 
 
 class Disk:
-    """What a folder holds after a power failure, at every call that flushes or renames.
+    """The content of a folder after a power failure, at every call that flushes or renames.
 
     moments: pairs (names and content on the disk, names alone in the page cache).
     """

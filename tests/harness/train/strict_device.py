@@ -18,7 +18,7 @@ MIXING = {"copy_", "to", "cpu", "type_as"}
 
 
 class Mixed(RuntimeError):
-    """What a GPU would refuse."""
+    """Raised for an operation that a GPU would refuse."""
 
 
 def put(value):

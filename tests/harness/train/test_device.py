@@ -1,4 +1,4 @@
-"""What a GPU would refuse is refused on a CPU: first the device that finds it, then the harness on that device."""
+"""Errors of a GPU are found on a CPU: first the device that finds them, then the harness on that device."""
 
 import pytest
 import torch

@@ -94,7 +94,7 @@ def test_a_step_is_corrected_once(tiny, monkeypatch, overrides, corrections):
 
 @pytest.mark.slow
 def test_a_weight_for_its_metrics_alone_trains_as_none(tiny, monkeypatch):
-    """Of π_old/μ, and in bypass mode of π_θ/μ in each mini-batch: the weight is recorded, and no loss has it."""
+    """The weight of π_old/μ, and in bypass mode of π_θ/μ in each mini-batch, is recorded, and no loss has it."""
     own = tiny("rollout/precision=nvfp4", "correction=token_truncate", "correction.weight.upper=1.01",
                "correction.weight.apply=false", "actor.num_minibatches=2")  # fmt: skip
     metrics, minibatches = stepped(own, monkeypatch)

@@ -1,4 +1,4 @@
-"""What recipes add to a step: schedules, dynamic sampling, an entropy bonus, a KL penalty and length in the reward."""
+"""Recipes' additions to a step: schedules, dynamic sampling, an entropy bonus, a KL penalty and length in the reward."""
 
 from pathlib import Path
 

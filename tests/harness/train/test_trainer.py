@@ -195,13 +195,13 @@ def test_a_run_goes_on_after_its_weights_are_lost(tiny, monkeypatch):
 
 
 def test_more_evaluation_prompts_than_a_warm_start_keeps(tiny):
-    """Of 25 prompts 7 could be held out; those that are solved at most half of the time have fewer."""
+    """7 of 25 prompts could be held out; those that are solved at most half of the time have fewer."""
     with pytest.raises(UserError, match=r"evaluation.prompts=7: only [1-6] prompts are held out"):
         train(tiny("evaluation.prompts=7", "warmstart.keep_high=0.5"))
 
 
 def test_an_evaluation_judges_any_policy(tiny):
-    """Of the fp32 control engine and own policy are one policy, to the bit; a 4-bit engine answers otherwise."""
+    """Engine and own policy of the fp32 control are one policy, to the bit; a 4-bit engine answers otherwise."""
     for precision, same in (("fp32", True), ("nvfp4", False)):
         config = tiny(f"rollout/precision={precision}", "evaluation.samples=16")
         with folder_of(config).claim() as folder:

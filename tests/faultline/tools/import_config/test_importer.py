@@ -359,7 +359,7 @@ def test_bad_input_is_one_line(imported, text, message):
     ],
 )  # fmt: skip
 def test_what_is_printed_runs(theirs, tmp_path):
-    """As the comment in the output says: saved as DIR/experiment/NAME.yaml, it composes and passes every check."""
+    """Saved as DIR/experiment/NAME.yaml, as its comment says, the output composes and passes every check."""
     (tmp_path / "experiment").mkdir()
     (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(theirs))
     (tmp_path / "experiment/mine.yaml").write_text(import_config(tmp_path / "theirs.yaml"))

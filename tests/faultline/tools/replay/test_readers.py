@@ -62,7 +62,7 @@ def test_verl(tmp_path):
 
 
 def test_a_parquet_file_with_the_names_of_verl(tmp_path):
-    """As pandas writes padded rows: masks of 0 and 1 in int64, which need not end with the response."""
+    """Padded rows as pandas writes them: masks of 0 and 1 in int64, which need not end with the response."""
     columns = {"response_mask": MASK, "old_log_probs": OLD, "rollout_log_probs": ROLLOUT, "advantages": ADVANTAGES}
     columns["entropys"] = np.full(OLD.shape, 0.5)
     table = {name: pa.array(values.tolist()) for name, values in columns.items()} | {"step": pa.array([12, 12])}
@@ -123,7 +123,7 @@ def trl():
 
 
 def test_the_hook_for_verl_writes_what_replay_reads(tmp_path):
-    """Of DataProto it needs the tensors alone; the folder does not exist yet. tests/oracles has the real one."""
+    """The hook needs only the tensors of a DataProto; the folder does not exist yet. tests/oracles has the real one."""
     tensors = {"response_mask": MASK, "old_log_probs": OLD, "rollout_log_probs": ROLLOUT, "advantages": ADVANTAGES}
     tensors = {name: torch.tensor(array) for name, array in tensors.items()}
     tensors |= {"responses": torch.ones(2, 3, dtype=torch.long), "token_level_scores": torch.zeros(2, 3), "unread": None}

@@ -326,7 +326,7 @@ def test_a_correction_that_no_shipped_dump_can_show_is_shown_on_the_users(tmp_pa
 
 
 def test_a_page_is_written_through_no_link(tmp_path, capsys):
-    """Of a stranger's folder: a linked file is replaced and its target kept, a linked folder is refused."""
+    """In a stranger's folder a linked file is replaced and its target kept, and a linked folder is refused."""
     files.write(tmp_path / "run" / "d.parquet", random_columns())
     victim = tmp_path / "home" / ".bashrc"
     victim.parent.mkdir()

@@ -28,7 +28,7 @@ def columns(version):
 
 
 def test_mismatch_by_the_age_of_the_weights(tmp_path):
-    """Of the newest weights (7): l = 0.5 and 0, whose ESS is (√e + 1)²/(2·(e + 1)); one step behind: −1; two: 0 and 0."""
+    """The newest weights (7) have l = 0.5 and 0, with ESS (√e + 1)²/(2·(e + 1)); one step behind: −1; two: 0 and 0."""
     files.write(tmp_path / "step-4.parquet", columns([[5, 5, 7], [7, 6, 0]]))
     versions = faultline.replay(tmp_path / "step-4.parquet", ["none"]).versions
     assert versions.behind.tolist() == [0, 1, 2] and versions.tokens.tolist() == [2, 1, 2]

@@ -38,7 +38,7 @@ def assert_resumes_to_the_bit(tiny, name: str, *overrides: str) -> list[dict]:
 
 
 def test_a_stale_engine_holds_the_weights_of_two_steps_ago(tiny):
-    """What it reported is, to the bit, what an engine with the weights of step s − 2 gives; π_old is that of the present ones."""
+    """Its report has the bits that an engine with the weights of step s − 2 gives; π_old is that of the present ones."""
     config = tiny(*STALE)
     weights, batches = [], []
     with folder_of(config).claim() as folder:
@@ -60,7 +60,7 @@ def test_a_stale_engine_holds_the_weights_of_two_steps_ago(tiny):
 
 
 def test_a_stale_run_resumes_to_the_bit(tiny):
-    """What was sampled ahead is in the checkpoint: it could not be sampled again, the weights being gone."""
+    """The checkpoint has the responses sampled ahead, which could not be sampled again, the weights being gone."""
     assert_resumes_to_the_bit(tiny, "stale", *STALE, "steps=6", "actor.epochs=2")
 
 

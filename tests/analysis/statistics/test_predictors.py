@@ -43,8 +43,11 @@ def test_the_auc_is_one_where_the_signal_is_there_and_a_half_before():
 
 
 def test_a_precision_is_no_warning():
-    """Of fp8 half collapse with a K3 that tells nothing, of fp32 none, with a K3 of 0: ranked among all, 4 of 8 controls would be
-    beaten always. Ranked within fp8 the AUC is a half, and fp32 counts among no false alarms."""
+    """Half of the fp8 runs collapse, whatever their K3; no fp32 run does, with a K3 of 0.
+
+    Ranked among all, a case would always beat 4 of the 8 controls. Within fp8 the AUC is a half, and fp32 raises no false
+    alarm.
+    """
     runs, steps = toy()
     exact = runs.assign(source="fp32", event=False, onset=np.nan).rename(index=lambda run: f"exact{run}")
     steps["rollout_corr/k3_kl"] = 1.0
@@ -73,7 +76,7 @@ def test_landmarks_count_by_their_cases():
 
 
 def test_an_alarm_at_the_onset_is_no_warning():
-    """Of seed 3 the K3 rises at 58, so its median at 60, the onset: seen, but not ahead."""
+    """The K3 of seed 3 rises at 58, so its median rises at 60, the onset: seen, but not ahead."""
     runs, steps = toy()
     steps.loc[(steps.run == "3True") & (steps.step < 58), "rollout_corr/k3_kl"] = 1.0
     row = predictors.evaluate(runs, steps).iloc[0]
