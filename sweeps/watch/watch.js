@@ -52,7 +52,7 @@ function axes(pen, canvas, scale) {
   pen.textAlign = "right";
   for (const value of ticks(scale.low, scale.high, 6, scale.log)) {
     line([LEFT, scale.y(value)], [right, scale.y(value)]);
-    pen.fillText(+value.toPrecision(2), LEFT - 6, scale.y(value) + 4);
+    pen.fillText(scale.log ? value.toExponential(0) : +value.toPrecision(2), LEFT - 6, scale.y(value) + 4);
   }
   pen.fillText("step", LEFT - 14, canvas.clientHeight - 6);
   pen.textAlign = "center";

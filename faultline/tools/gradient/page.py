@@ -28,8 +28,8 @@ RING = HUES["nvfp4_w4a4"]
 """Colour of the ring around the method closest to the true gradient."""
 GAP = 2.0
 """Free pixels around each text of the figure. A browser's font may be wider than the one measured."""
-RADIUS = 9.0
-"""Radius of a point of the figure, in pixels."""
+RADIUS = 12.5
+"""Radius of a point of the figure with its ring, in pixels."""
 SHOWN = ("cosine", "norm ratio", "bias", "sd", "rmse")
 
 
@@ -130,8 +130,9 @@ def draw(table: pd.DataFrame) -> Figure:
     axis.set_ylabel("standard deviation")
     axis.grid(alpha=0.25)
     legend_below(figure, [axis])
+    figure.draw_without_rendering()  # the layout moves the points
     points = np.array([mine[["bias", "sd"]].mean() for mine in places])
-    _spread_out(figure, values, axis.transData.transform(points))
+    _spread_out(values, axis.transData.transform(points))
     return figure
 
 
@@ -158,9 +159,8 @@ def _called(methods: Iterable[str]) -> str:
     return "; ".join(f"{', '.join(names)} {correction}" for correction, names in losses.items())
 
 
-def _spread_out(figure: Figure, texts: Sequence[Annotation], points: np.ndarray) -> None:
+def _spread_out(texts: Sequence[Annotation], points: np.ndarray) -> None:
     """Put each text beside its point, clear of other texts and of `points` [n, 2] in pixels, or remove it."""
-    figure.draw_without_rendering()
     kept = [Bbox.from_bounds(x, y, 0, 0).padded(RADIUS) for x, y in points]
     for text in texts:
         for place, across, up in SIDES:
