@@ -54,8 +54,8 @@ def test_a_row_is_listed_until_all_its_runs_are_recorded(listed):
 
 
 def test_separation_is_the_variance_of_arms_beyond_that_of_seeds():
-    """Arms 0 and 1 in both seeds: MS_arms is 2·(¼ + ¼)/1 = 1, MS_rest 0, so 1/2. If seeds swap them nothing is left. A seed that is
-    0.3 higher throughout changes nothing."""
+    """Arms 0 and 1 in both seeds: MS_arms is 2·(¼ + ¼)/1 = 1, MS_rest 0, so 1/2. If seeds swap them nothing is left. A seed that
+    is 0.3 higher throughout changes nothing."""
     arms = pd.DataFrame({"none": [0.0, 0.0], "mask": [1.0, 1.0]})
     assert separation(arms) == pytest.approx(0.5) and separation(arms.add([0.0, 0.3], axis=0)) == pytest.approx(0.5)
     assert separation(pd.DataFrame({"none": [0.0, 1.0], "mask": [1.0, 0.0]})) == 0.0
@@ -77,8 +77,8 @@ INT8 = {("dense", "exact", "none"): 0.7} | {("dense", "int8", arm): 0.2 for arm 
 
 
 def test_regimes_are_chosen_on_seeds_that_the_benchmark_does_not_score():
-    """The control gains 0.5. The mask ends 0.5 above four arms that are alike: shares 1 and 0, MS_arms 2·(16 + 4)/25/4 = 0.4, half
-    of it for each policy. What seeds 70 to 72 did does not count."""
+    """The control gains 0.5. The mask ends 0.5 above four arms that are alike: shares 1 and 0, MS_arms 2·(16 + 4)/25/4 = 0.4,
+    half of it for each policy. What seeds 70 to 72 did does not count."""
     table = endpoints(INT8 | {("dense", "int8", "mask"): 0.7})
     assert not set(CHOOSERS) & set(SEEDS) and len(CHOOSERS) == 2
     assert separations(table).to_dict() == {"dense/int8": pytest.approx(0.4)}
