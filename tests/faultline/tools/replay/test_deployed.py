@@ -92,7 +92,7 @@ def write(path, *steps: tuple[int, np.ndarray, np.ndarray]) -> Dump:
     for step, ratio, prompts in steps:
         rollout = np.full((16, 8), -1.0)
         tokens = np.tile(np.arange(8), (16, 1))
-        columns = {"step": np.full(16, step), "prompt": prompts[:, None], "tokens": tokens}
+        columns = {"step": np.full(16, step), "prompt": prompts[:, None], "tokens": tokens, "mask": np.ones((16, 8), bool)}
         files.write(path / f"{step}.parquet", columns | {"logp_rollout": rollout, "logp_old": rollout + ratio})
     return Dump(path)
 
@@ -112,5 +112,5 @@ def test_persistence_says_why_it_is_not_told(tmp_path):
     assert persistence(write(tmp_path / "a", (3, l, prompts))).why.startswith("one step does not show")
     apart = persistence(write(tmp_path / "b", (0, l, prompts), (20, l, prompts + 10)))
     assert apart == Lasting(None, f"steps 0 and 20 share 48 prefixes, and {FEWEST} are needed")  # six prompts of eight tokens
-    files.write(tmp_path / "c.parquet", {"logp_rollout": -np.ones((2, 3)), "logp_old": -np.ones((2, 3))})
-    assert persistence(Dump(tmp_path / "c.parquet")).why == "the dump has no step and no prompt and no tokens"
+    (tmp_path / "c.jsonl").write_text('{"logp_rollout": [-1.0], "logp_old": [-1.0]}')
+    assert persistence(Dump(tmp_path / "c.jsonl")).why == "the dump has no step and no prompt and no tokens"
