@@ -40,7 +40,7 @@ CHOOSERS = STUDIED[len(SEEDS) :]
 """Seeds that choose the quick set. The benchmark is scored on SEEDS, so no regime is in it for its luck."""
 MOST, BUDGET = 6, 1200
 """Largest number of regimes in the quick set, and its processor time in seconds: ten minutes of two cores."""
-COSTS = {"dense": (150, 16), "moe": (200, 20), "long20": (400, 22), "long32": (250, 26)}
+COSTS = {"dense": (180, 16), "moe": (165, 20), "long20": (690, 22), "long32": (360, 26)}
 """Kind of warm start -> processor time in seconds of the warm start, and of a run of 200 steps."""
 KINDS = {"dense_half": "dense", "ppo": "dense", "moe_half": "moe", "moe_ppo": "moe"}
 """Bed -> kind of its warm start, of those that do not name their own."""

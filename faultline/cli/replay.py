@@ -42,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", metavar="FORMAT", help=rounded)
     sound = "dump of this model without a fault: K3 is compared with its K3, more strictly than with --precision"
     parser.add_argument("--baseline", type=Path, metavar="DUMP", help=sound)
+    deployed = "the policy that is deployed; by default the verdict speaks of both"
+    parser.add_argument("--deploy", choices=("trainer", "sampler"), help=deployed)
     gates = "bounds that the interval of a metric must keep, separated by commas, as k3<2e-3,ess_token>0.95; docs/gate.md"
     parser.add_argument("--gate", type=names, metavar="BOUNDS", help=gates)
     parser.add_argument("--junit", type=new_file, metavar="FILE", help="write diagnosis and gates as a JUnit file")

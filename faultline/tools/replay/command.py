@@ -11,13 +11,17 @@ import torch
 
 from algos.corrections.spec import Correction
 from analysis.frames import show
+from analysis.statistics.benchmark import POLICIES
+from faultline import records
 from faultline.tools.replay import page, terminal
 from faultline.tools.replay.advice import Advisor, Target
 from faultline.tools.replay.collect import Replayed, collect
+from faultline.tools.replay.deployed import answers
 from faultline.tools.replay.evidence import Evidence, known
 from faultline.tools.replay.example import EXAMPLES, example
 from faultline.tools.replay.gate import parse
 from faultline.tools.replay.junit import write_junit
+from faultline.tools.replay.persistence import persistence
 from faultline.tools.replay.presets import presets
 from faultline.tools.replay.sources import Dump
 from faultline.tools.replay.verdict import KNOWN, PresetEffect, Verdict, gated, judge, listed
@@ -40,6 +44,7 @@ def replay_command(
     baseline: Path | None = None,
     gates: list[str] | None = None,
     junit: Path | None = None,
+    deploy: str | None = None,
 ) -> Verdict:
     """Print the verdict on a dump, write the page and CSV files, and return the verdict.
 
@@ -48,7 +53,8 @@ def replay_command(
     keep. ess: ESS that a proposed truncation must have. tables: print all numbers too. as_json: print only a `Verdict`.
     precision: the coarser precision of sampler and trainer, a name of `rounding.K3`; by default that of the run's config.
     baseline: a dump of the same model without a fault, whose K3 counts instead of the precision's.
-    gates: bounds of metrics, as k3<2e-3. junit: path of a JUnit file with the diagnosis and the gates as test cases.
+    deploy: the policy that is deployed, trainer or sampler; both if None. gates: bounds of metrics, as k3<2e-3. junit: path of a
+    JUnit file with the diagnosis and the gates as test cases.
     out: folder of the files; by default `replay` in the dump's folder, `<file>-replay` beside a file, `replay-example`.
     Raises UserError unless exactly one of dump and example_name is given, on an unknown precision and on a wrong gate.
     """
@@ -68,6 +74,11 @@ def replay_command(
     diagnosis, by_place = evidence.diagnosis()
     verdict = judge(name, replayed, control, advice, target, diagnosis, None if corrections else KNOWN)
     verdict = gated(verdict, bounded, advice)
+    lasting = persistence(Dump(path, skip_bad=skip_bad))
+    policies = POLICIES if deploy is None else (deploy,)
+    answered = answers(verdict, lasting, records.verdict(), policies)
+    more = {"deployed": answered, "persistence": lasting.value, "persistence_note": lasting.why}
+    verdict = verdict.model_copy(update=more)
     compared = {name: verdict.presets} | _references(specs, verdict, {name})
     out = out or _folder(path, example_name)
     verdict = page.write(out, verdict, compared, replayed, control, advice.bounds, by_place)

@@ -70,7 +70,7 @@ def ratio_figure(by_place: list[Mean]) -> Figure:
     axis.axhline(1.0, color=NEUTRAL, linewidth=1)
     axis.errorbar([place for place, _ in means], [mean.mean for _, mean in means], errors, fmt="o-", color=CONTROL, capsize=3)
     axis.set_xscale("log", base=2)
-    axis.set_xticks([place for place, _ in told], [f"{place:,}" for place, _ in told])
+    axis.set_xticks([place for place, _ in means], [f"{place:,}" for place, _ in means])
     axis.minorticks_off()
     axis.set_xlabel("token in the response, last of its bin")
     axis.set_ylabel("mean ratio")

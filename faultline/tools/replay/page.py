@@ -15,8 +15,8 @@ from analysis.page import Section, page
 from faultline.tools.replay.collect import Replayed
 from faultline.tools.replay.figure import presets_figure, ratio_figure
 from faultline.tools.replay.scales import SCALES
-from faultline.tools.replay.terminal import diagnosis_lines, doubted, gate_lines, headline, starved
-from faultline.tools.replay.verdict import PresetEffect, Proposal, Verdict, with_null
+from faultline.tools.replay.terminal import deployed_lines, diagnosis_lines, doubted, gate_lines, headline, pastes, starved
+from faultline.tools.replay.verdict import PresetEffect, Verdict, with_null
 from harness.files import output_folder, write_file
 
 BOUNDS = (1.001, 1.01, 1.1, 1.5, 2.0, 5.0)
@@ -136,7 +136,7 @@ def _page(
 ) -> str:
     control = " Dashed: the null, a dump of the control." if null is not None else ""
     skipped = [f"{correction} was not replayed: {why}" for correction, why in replayed.skipped.items()]
-    settings = [] if verdict.proposal is None else [Section("Settings", text=_settings(verdict.proposal))]
+    settings = [Section("Settings", text=_settings(by_framework)) for by_framework in pastes(verdict)]
     behind = "Behind: optimizer steps between the weights that sampled a token and the newest of its batch."
     ages = [Section(BY_AGE, behind, table=replayed.versions)] if len(replayed.versions) > 1 else []
     presets = Section("What each preset leaves", LEAVES, figure=figure)
@@ -163,15 +163,15 @@ def _page(
         ),
         Section("Grid", "Each cell: share of tokens kept, ESS.", table=grid_table(replayed), wrapped=False),
     ]
-    need = [headline(verdict), verdict.reason, *doubted(verdict), *starved(verdict)]
+    need = [headline(verdict), verdict.reason, *doubted(verdict), *deployed_lines(verdict), *starved(verdict)]
     sound = diagnosis_lines(verdict.diagnosis)
     answer = [*(need + sound if consistent else sound + need), *gate_lines(verdict), *summary(replayed)]
     return page(f"{verdict.dump.name}: is a correction needed, and which?", answer, sections)
 
 
-def _settings(proposal: Proposal) -> str:
-    """Format the proposal's settings, a block per framework that can be copied and pasted."""
-    blocks = ["\n".join([f"# {name}", *lines]) for name, lines in proposal.settings.items()]
+def _settings(by_framework: dict[str, list[str]]) -> str:
+    """Format settings, a block per framework that can be copied and pasted."""
+    blocks = ["\n".join([f"# {name}", *lines]) for name, lines in by_framework.items()]
     return "\n\n".join(blocks)
 
 

@@ -15,3 +15,15 @@ def settings(level: str, upper: float) -> dict[str, list[str]]:
         "TRL": [f'vllm_importance_sampling_mode="{level}_truncate"', f"vllm_importance_sampling_clip_max={c}"],
         "Faultline": [f"correction={level}_truncate", f"correction.weight.upper={c}"],
     }
+
+
+def arm_settings(arm: str) -> dict[str, list[str]]:
+    """Map each framework that has an arm of the study of the verdict to its settings: token, sequence, mask or geometric."""
+    match arm:
+        case "mask":
+            trl = ['vllm_importance_sampling_mode="sequence_mask"', "vllm_importance_sampling_clip_max=2"]
+            return {"TRL": trl, "Faultline": ["correction=sequence_mask"]}
+        case "geometric":
+            return {"Faultline": ["correction=geometric_token_mask"]}
+        case _:
+            return settings(arm, 2.0)

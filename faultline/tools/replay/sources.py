@@ -39,7 +39,7 @@ class Dump:
         """Yield one training batch at a time: the adjacent rows of a step, else a file or row group. Raises UserError on none."""
         self.rows, self.bad, self.read, self.fills = 0, 0, 0, 0
         pending: list[pa.Table] = []
-        for table in self._tables():
+        for table in self.tables():
             for part in _by_step(table):
                 if pending and not (_step(part) is not None and _step(part) == _step(pending[0])):
                     yield self._batch(pending)
@@ -58,7 +58,8 @@ class Dump:
         bounded = {"logp_old": np.maximum(old, LOWEST), "logp_rollout": np.maximum(rollout, LOWEST)}
         return DumpedResponses(**joined._asdict() | bounded)  # `_replace` asks for the length, which is the number of responses
 
-    def _tables(self) -> Iterator[pa.Table]:
+    def tables(self) -> Iterator[pa.Table]:
+        """Yield the valid rows of each file or row group."""
         for path in self.files:
             start = 0
             for table, unreadable in _read(path):

@@ -6,7 +6,7 @@ from textwrap import wrap
 
 from faultline.tools.replay.gate import GateResult
 from faultline.tools.replay.scales import SCALES
-from faultline.tools.replay.verdict import STARVED, DiagnosisSummary, Mismatch, PresetEffect, Proposal, Verdict
+from faultline.tools.replay.verdict import STARVED, DiagnosisSummary, Mismatch, PresetEffect, Verdict
 from harness.errors import printable
 
 WIDTH = 100
@@ -19,7 +19,7 @@ LIMITATIONS = 1
 
 
 def lines(verdict: Verdict) -> list[str]:
-    """Format a verdict in at most 23 lines of at most WIDTH printable characters, names cut to fit, and a line per gate."""
+    """Format a verdict in at most 25 lines of at most WIDTH printable characters, names cut to fit, and a line per gate."""
     d, m = verdict.dump, verdict.mismatch
     bad = f"; {d.bad_rows:,} bad rows left out" if d.bad_rows else ""
     size = f"{d.name[:40]}: {d.responses:,} responses, {d.tokens:,} tokens, {d.batches:,} batch{'es' * (d.batches > 1)}{bad}"
@@ -36,17 +36,37 @@ def lines(verdict: Verdict) -> list[str]:
         size,
         f"VERDICT  {headline(verdict)}",
         *(f"  {line}" for line in [verdict.reason, *doubts]),
+        *deployed_lines(verdict),
         *(f"  {line}" for line in starved(verdict)),
         *gate_lines(verdict),
         "",
         f"{sizes}, nats per token:",
         *_scales(m),
+        *([persistence_line(verdict)] if verdict.persistence_note else []),
         "Presets on this dump: tokens kept, ESS",
         *_columns(verdict.presets[:PRESETS]),
         *(f"Not shown: {line}" for line in limitations),
-        *(pasted(verdict.proposal) if verdict.proposal else []),
+        *(line for settings in pastes(verdict) for line in pasted(settings)),
     ]
     return [printable(line)[:WIDTH] for line in out]
+
+
+def deployed_lines(verdict: Verdict) -> list[str]:
+    """Format the answer for each deployed policy; one line for all if no rule was tested."""
+    tested = [one for one in verdict.deployed if one.rule is not None]
+    if not tested:
+        return [f"  {measured}" for measured in dict.fromkeys(one.measured for one in verdict.deployed)]
+    return [
+        line
+        for one in tested
+        for line in wrap(f"{one.policy.upper()} DEPLOYED  {one.text}. {one.measured}", WIDTH, subsequent_indent="  ")
+    ]
+
+
+def persistence_line(verdict: Verdict) -> str:
+    """Format the persistence of the mismatch between two steps, or why it is not told."""
+    value = "not told" if verdict.persistence is None else f"{verdict.persistence:.2f}"
+    return f"Persistence {value}: {verdict.persistence_note}"
 
 
 def diagnosis_lines(d: DiagnosisSummary) -> list[str]:
@@ -86,6 +106,8 @@ def measured(gate: GateResult) -> str:
 def headline(verdict: Verdict) -> str:
     """Summarise the verdict in one or two sentences."""
     p = verdict.proposal
+    if verdict.need in ("advised", "required", "undecided") and any(one.rule is not None for one in verdict.deployed):
+        return f"By its size, a correction is {verdict.need}."  # the tested rules say which
     if p is None:
         without = {
             "none": "No correction is needed.",
@@ -118,11 +140,18 @@ def starved(verdict: Verdict) -> list[str]:
     return [f"Not here: {', '.join(names[:3])}{more}, which keep under {STARVED:.0%}.{fits}"]
 
 
-def pasted(proposal: Proposal) -> list[str]:
-    """Format the proposal's settings of other frameworks as lines, with as many settings on a line as fit."""
+def pastes(verdict: Verdict) -> list[dict[str, list[str]]]:
+    """The settings to paste: those of the tested arms, each once, or of the proposal if no rule was tested."""
+    if any(one.rule is not None for one in verdict.deployed):
+        return list({one.arm: one.settings for one in verdict.deployed if one.settings}.values())
+    return [verdict.proposal.settings] if verdict.proposal else []
+
+
+def pasted(by_framework: dict[str, list[str]]) -> list[str]:
+    """Format settings of frameworks as lines, with as many settings on a line as fit. Faultline's own need no line."""
     out = []
-    for name, settings in proposal.settings.items():
-        if name == "Faultline":
+    for name, settings in by_framework.items():
+        if name == "Faultline" and len(by_framework) > 1:
             continue
         joint = ", " if name == "TRL" else " "
         one = f"{name:<6} {joint.join(settings)}"

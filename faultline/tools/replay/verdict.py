@@ -119,6 +119,17 @@ class Proposal(_Part):
         return self.verdict.startswith(DOUBTS)
 
 
+class Deployed(_Part):
+    """The answer for one deployed policy, by the rule that the study of the verdict supports; see docs/decision.md."""
+
+    policy: Literal["trainer", "sampler"] = Field(description="the policy that is deployed")
+    rule: str | None = Field(description="v2 or best constant; null before a rule was tested")
+    arm: str | None = Field(description="none, token, sequence, mask or geometric; null where no arm is named")
+    text: str = Field(description="the arm in words, or why none is named")
+    measured: str = Field(description="what the study measured for the rule, or that it was not tested")
+    settings: dict[str, list[str]] = Field(description="framework: its settings of the arm")
+
+
 class Bound(_Part):
     """A proposed bound of one family of corrections. Numbers are null where no bound is proposed."""
 
@@ -142,6 +153,9 @@ class Verdict(_Part):
     reason: str = Field(description="why, in a sentence")
     proposal: Proposal | None = Field(description="the weight to use; null where none is needed, none suffices or none is asked")
     presets: list[PresetEffect] = Field(description="the well-known presets, or those of --corrections; least ESS first")
+    deployed: list[Deployed] = Field(default=[], description="the answer for each policy that may be deployed")
+    persistence: float | None = Field(default=None, description="of the mismatch between two steps; null where it is not told")
+    persistence_note: str = Field(default="", description="the steps of persistence, or why it is not told")
     bounds: list[Bound] = Field(description="a bound for each family")
     skipped: dict[str, str] = Field(description="presets that could not be replayed, and why")
     limitations: list[str] = Field(description="what this dump cannot show")

@@ -1,0 +1,58 @@
+"""The answer of a replay for each deployed policy, by the rule that the study of the verdict supports (docs/decision.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from analysis.statistics.rules import Cutoffs, Seen
+from faultline.tools.replay.persistence import Lasting
+from faultline.tools.replay.settings import arm_settings
+from faultline.tools.replay.verdict import Deployed, Verdict
+
+WORDS = {
+    "none": "no correction",
+    "token": "truncate token weights at 2",
+    "sequence": "truncate sequence weights at 2",
+    "mask": "mask sequences above 2",
+    "geometric": "reject by the geometric mean, and mask tokens above 2",
+}
+"""Arm of the study -> the arm in words."""
+UNTESTED = "This rule has not been tested out of sample."
+
+
+def answers(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], policies: Sequence[str]) -> list[Deployed]:
+    """The answer for each policy. frozen: `faultline.records.verdict`, without a chosen rule before its test.
+
+    No arm is named where the log-probabilities are not consistent.
+    """
+    return [_answer(verdict, lasting, frozen.get(policy, {}), policy) for policy in policies]
+
+
+def _answer(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], policy: Any) -> Deployed:
+    name = frozen.get("chosen")
+    if name is None:
+        return Deployed(policy=policy, rule=None, arm=None, text="", measured=UNTESTED, settings={})
+    measured = _measured(frozen, name)
+    if not verdict.diagnosis.consistent:
+        return Deployed(policy=policy, rule=name, arm=None, text="no correction is proposed", measured=measured, settings={})
+    if name == "best constant":
+        arm: str | None = frozen["best"]
+        text = f"{WORDS[frozen['best']]}, as in every regime: this constant was the best rule"
+    else:
+        rule = Cutoffs(**frozen["v2"])
+        known = (0.0, 1.0) if lasting.value is None else (lasting.value,)
+        arms = {rule(Seen(verdict.mismatch.k3, value, verdict.dump.mean_tokens, "none")) for value in known}
+        arm = arms.pop() if len(arms) == 1 else None
+        text = WORDS[arm] if arm else f"undecided: the rule asks whether the error stays, and {lasting.why}"
+    settings = arm_settings(arm) if arm not in (None, "none") else {}
+    return Deployed(policy=policy, rule=name, arm=arm, text=text, measured=measured, settings=settings)
+
+
+def _measured(frozen: Mapping[str, Any], name: str) -> str:
+    """A sentence with what the study measured for the rule `name`, in shares of the control's gain."""
+    own, none = frozen["scores"][name], frozen["scores"]["always none"]
+    return (
+        f"In {frozen['regimes']} held-out regimes: {none['mean'] - own['mean']:+.0%} of the control's gain against none, "
+        f"{own['mean']:.0%} below the best arm, worst {own['worst']:.0%} ({own['in']})."
+    )

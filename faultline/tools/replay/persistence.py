@@ -1,0 +1,71 @@
+"""Persistence of the mismatch between two dumps of a run: whether its error stays when the weights change.
+
+    persistence = Σ l·l' / √(Σ l² · Σ l'²)
+
+with l and l' the log ratios log π_old − log μ of one token after one prefix, the prompt included, in the two dumps. The sums are
+over the prefixes that both dumps hold. A run measures the same on responses that it scores again (harness/train/persistence.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from faultline.tools.replay.sources import Dump
+
+LAG = 20
+"""Steps between the two dumps that are compared, as nearly as the dumps allow; the study's rules use a persistence over 20."""
+FEWEST = 100
+"""Minimum number of shared prefixes. With fewer the persistence is not told."""
+LONGEST = 64
+"""Number of tokens of a response that are compared. Longer prefixes hardly recur."""
+NEEDED = ("step", "prompt", "tokens", "logp_rollout", "logp_old")
+
+
+class Lasting(NamedTuple):
+    """Persistence between two steps of a dump. value: None if it cannot be told. why: the reason, or what it was measured on."""
+
+    value: float | None
+    why: str
+
+
+def persistence(dump: Dump) -> Lasting:
+    """Measure the persistence from the first step of a dump to the step nearest to LAG later."""
+    kept: dict[int, list[pa.Table]] = {}
+    for table in dump.tables():
+        if lacking := [name for name in NEEDED if name not in table.column_names or table[name].null_count]:
+            return Lasting(None, f"the dump has no {' and no '.join(lacking)}")
+        for step in pc.unique(table["step"]).to_pylist():
+            kept.setdefault(step, []).append(table.filter(pc.equal(table["step"], step)))
+            first = next(iter(kept))
+            best = min(kept.keys() - {first}, key=lambda step: (abs(step - first - LAG), step), default=first)
+            kept = {step: tables for step, tables in kept.items() if step in (first, best)}
+    steps = {step: {key: ratio for table in tables for key, ratio in _prefixes(table)} for step, tables in kept.items()}
+    if len(steps) < 2:
+        return Lasting(None, "one step does not show whether the error stays: give two dumps of a run, 20 steps apart")
+    first, later = steps
+    shared = steps[first].keys() & steps[later].keys()
+    if len(shared) < FEWEST:
+        return Lasting(None, f"steps {first} and {later} share {len(shared)} prefixes, and {FEWEST} are needed")
+    pairs = [(steps[first][key], steps[later][key]) for key in shared]
+    scale = math.sqrt(math.fsum(a * a for a, _ in pairs) * math.fsum(b * b for _, b in pairs))
+    if scale == 0:
+        return Lasting(None, "all log ratios are 0")
+    value = math.fsum(a * b for a, b in pairs) / scale
+    return Lasting(value, f"steps {first} and {later}, {len(shared):,} shared prefixes")
+
+
+def _prefixes(table: pa.Table) -> Iterator[tuple[int, float]]:
+    """Key of the prefix with its token, and log ratio, of the tokens on the mask among the first LONGEST of each response."""
+    masks = table["mask"].to_pylist() if "mask" in table.column_names else [None] * len(table)
+    columns = [table[name].to_pylist() for name in NEEDED[1:]]
+    for prompt, tokens, rollout, old, mask in zip(*columns, masks, strict=True):
+        key = hash(tuple(prompt))
+        for place, token in enumerate(tokens[:LONGEST]):
+            key = hash((key, token))
+            if mask is None or mask[place]:
+                yield key, old[place] - rollout[place]

@@ -1,0 +1,116 @@
+"""The answer for each deployed policy from rules by hand, and the persistence between two steps of a dump."""
+
+import numpy as np
+import pytest
+
+from faultline.tools.replay import terminal
+from faultline.tools.replay.deployed import UNTESTED, answers
+from faultline.tools.replay.persistence import FEWEST, Lasting, persistence
+from faultline.tools.replay.sources import Dump
+from faultline.tools.replay.verdict import Diagnosis, DumpSize, Mismatch, Verdict
+from harness.dumps import files
+
+ONE_STEP = Lasting(None, "one step does not show whether the error stays")
+SCORES = {
+    "always none": {"mean": 0.30, "worst": 0.90, "in": "ppo/fixed_0.4"},
+    "best constant": {"mean": 0.05, "worst": 0.20, "in": "moe/w4a4"},
+    "v2": {"mean": 0.02, "worst": 0.10, "in": "dense/int8"},
+}
+CUTOFFS = {"k3": 1e-3, "persistence": 0.3, "tokens": 10, "short": "sequence", "long": "token"}
+
+
+def verdict(k3: float = 1e-2, tokens: float = 32, kind: str = "consistent") -> Verdict:
+    size = DumpSize(name="it", responses=8, tokens=256, batches=1, bad_rows=0, mean_tokens=tokens)
+    mismatch = Mismatch(k1=k3, k3=k3, k3_interval=None, ess_token=0.9, ess_sequence=0.9, largest_log_ratio=1.0, pareto_k=None)
+    diagnosis = Diagnosis(
+        kind=kind, fault=None, question=None, evidence="", check={}, severity=None, mean_ratio=1.0, error=0.1, power=None
+    )
+    return Verdict(
+        dump=size, diagnosis=diagnosis, mismatch=mismatch, need="required", reason="It is.", proposal=None, presets=[], bounds=[],
+        skipped={}, limitations=[],
+    )  # fmt: skip
+
+
+def frozen(chosen: str | None, best: str = "mask") -> dict:
+    rules = {"v2": CUTOFFS, "best": best, "chosen": chosen, "regimes": 26, "scores": SCORES if chosen else {}}
+    return {"trainer": rules, "sampler": rules | {"best": "none"}}
+
+
+def answer(chosen, lasting=ONE_STEP, **of):
+    return answers(verdict(**of), lasting, frozen(chosen), ["trainer"])[0]
+
+
+@pytest.mark.parametrize("rules", [{}, frozen(None)])
+def test_before_its_test_a_rule_says_so_and_names_no_arm(rules):
+    found = answers(verdict(), ONE_STEP, rules, ["trainer", "sampler"])
+    assert [(one.policy, one.arm, one.measured) for one in found] == [("trainer", None, UNTESTED), ("sampler", None, UNTESTED)]
+    shown = terminal.lines(verdict().model_copy(update={"deployed": found}))
+    assert sum(UNTESTED in line for line in shown) == 1
+
+
+def test_a_constant_that_won_is_proposed_for_each_policy_and_said_to_be_one():
+    """None loses 0.30 of the gain and the constant 0.05: +25 % against none, 5 % below the best arm."""
+    trainer, sampler = answers(verdict(), ONE_STEP, frozen("best constant"), ["trainer", "sampler"])
+    assert (trainer.arm, sampler.arm, sampler.settings) == (
+        "mask",
+        "none",
+        {},
+    ) and "this constant was the best rule" in trainer.text
+    assert trainer.measured == (
+        "In 26 held-out regimes: +25% of the control's gain against none, 5% below the best arm, worst 20% (moe/w4a4)."
+    )
+    assert trainer.settings["Faultline"] == ["correction=sequence_mask"]
+    shown = terminal.lines(verdict().model_copy(update={"deployed": [trainer, sampler]}))
+    assert "VERDICT  By its size, a correction is required." in shown
+    assert any(line.startswith("SAMPLER DEPLOYED  no correction") for line in shown)
+    assert any(line.startswith("TRL") and "sequence_mask" in line for line in shown) and max(map(len, shown)) <= 100
+
+
+@pytest.mark.parametrize(
+    ("of", "value", "arm"),
+    [
+        ({}, 0.9, "token"),  # large, stays, 32 tokens
+        ({"tokens": 8}, 0.9, "sequence"),
+        ({}, 0.1, "none"),  # redrawn
+        ({"k3": 1e-4}, None, "none"),  # so small that persistence does not matter
+        ({}, None, None),
+    ],
+)
+def test_v2_asks_for_size_length_and_persistence(of, value, arm):
+    found = answer("v2", Lasting(value, ONE_STEP.why), **of)
+    assert found.arm == arm and ("undecided" in found.text) == (arm is None)
+    assert arm is not None or ONE_STEP.why in found.text
+
+
+def test_a_fault_gets_no_arm():
+    assert answer("best constant", kind="unknown").arm is None
+
+
+def write(path, *steps: tuple[int, np.ndarray, np.ndarray]) -> Dump:
+    """Files of a step each: its log ratios [16, 8] after the same prefixes, and the prompts' first token."""
+    path.mkdir()
+    for step, ratio, prompts in steps:
+        rollout = np.full((16, 8), -1.0)
+        tokens = np.tile(np.arange(8), (16, 1))
+        columns = {"step": np.full(16, step), "prompt": prompts[:, None], "tokens": tokens, "mask": np.ones((16, 8), bool)}
+        files.write(path / f"{step}.parquet", columns | {"logp_rollout": rollout, "logp_old": rollout + ratio})
+    return Dump(path)
+
+
+def test_persistence_is_the_correlation_over_shared_prefixes(tmp_path):
+    """A ratio that stays has 1 and one of the other sign −1. Of steps 0, 5 and 19 the nearest to 20 counts: with l = ±0.1 of 128
+    prefixes, half of which change their sign, the sum is 0."""
+    prompts, l = np.arange(16), np.tile([0.1, -0.1], (16, 4))
+    assert persistence(write(tmp_path / "a", (0, l, prompts), (20, 2 * l, prompts))).value == pytest.approx(1.0)
+    half = np.where(np.arange(16)[:, None] < 8, l, -l)
+    found = persistence(write(tmp_path / "b", (0, l, prompts), (5, l, prompts), (19, half, prompts)))
+    assert found.value == pytest.approx(0.0, abs=1e-12) and found.why == "steps 0 and 19, 128 shared prefixes"
+
+
+def test_persistence_says_why_it_is_not_told(tmp_path):
+    prompts, l = np.arange(16), np.full((16, 8), 0.1)
+    assert persistence(write(tmp_path / "a", (3, l, prompts))).why.startswith("one step does not show")
+    apart = persistence(write(tmp_path / "b", (0, l, prompts), (20, l, prompts + 10)))
+    assert apart == Lasting(None, f"steps 0 and 20 share 48 prefixes, and {FEWEST} are needed")  # six prompts of eight tokens
+    (tmp_path / "c.jsonl").write_text('{"logp_rollout": [-1.0], "logp_old": [-1.0]}')
+    assert persistence(Dump(tmp_path / "c.jsonl")).why == "the dump has no step and no prompt and no tokens"
