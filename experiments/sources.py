@@ -4,6 +4,8 @@ SOURCES = (
     "salted_parts",
     "kept_parts",
     "kept_prompts",
+    "fp8_cache_stale",
+    "fp8_cache_p99",
     "bf16_masters",
     "no_masters",
     "kahan",

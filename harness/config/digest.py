@@ -49,6 +49,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "router_dtype": "compute",
         "head_dtype": "compute",
         "kv_at_sync": "recompute",
+        "kv_scale": "one",
+        "kv_percentile": 100.0,
     },
     "rollout.engine=vllm": {"sleep": False, "sync_tolerance": None},
     "loss=dppo": {"upper": None},

@@ -21,6 +21,7 @@ from harness.errors import UserError
 from harness.models import device
 from harness.rollouts import UNTRUNCATED, ReportedRoutes, Rollout, RolloutEngine, Sampling, casts
 from harness.rollouts.architecture import FUSED, architecture_of
+from harness.rollouts.kv_scales import LARGEST, KvScale, KvScales, Percentile, check_kv_scales
 from harness.rollouts.left_out import check_left_out, is_cast, matrices
 from harness.rollouts.linear import ACTIVATION_CASTS, WEIGHT_CASTS, Arithmetic
 from harness.rollouts.moe import Mixture, Router
@@ -69,6 +70,7 @@ class LocalEngine(RolloutEngine):
     router_noise_persistence: correlation φ of `router_noise` from one version of the weights to the next.
     noise_seed: seed of `noise` and `router_noise`. In a config, null stands for the seed of the run.
     kv_at_sync: rule for the KV that was written before a sync of the weights (`prefix.py`).
+    kv_scale, kv_percentile: scales of an FP8 cache, and the percentile that they are calibrated at (`kv_scales.py`).
     """
 
     def __init__(
@@ -85,6 +87,8 @@ class LocalEngine(RolloutEngine):
         router_noise_persistence: Persistence = 0.0,
         noise_seed: Seed | None = 0,
         kv_at_sync: KvAtSync = "recompute",
+        kv_scale: KvScale = "one",
+        kv_percentile: Percentile = 100.0,
     ):
         self.config, self.sampling = config, sampling
         self.stop = torch.tensor(sampling.stop, dtype=torch.int64, device=device())
@@ -93,7 +97,8 @@ class LocalEngine(RolloutEngine):
         self.exact_router, self.exact_head = router_dtype == "fp32", head_dtype == "fp32"
         self.precision, self.arithmetic = precision, Arithmetic(precision)
         self._round, self._linear = self.arithmetic.round, self.arithmetic.linear
-        self.kv_cast = KV_CASTS[sampling.kv_cache]
+        cast = KV_CASTS[sampling.kv_cache]
+        self.kv_scales = None if cast is None else KvScales(cast, LARGEST[sampling.kv_cache], kv_scale, kv_percentile)
         self.prefixes = None if kv_at_sync == "recompute" else PrefixCache(kv_at_sync)
         self.version: int | None = None
         self.device = device()
@@ -108,6 +113,7 @@ class LocalEngine(RolloutEngine):
             if not has_experts and (value := params.get(key, default)) != default:
                 raise UserError(f"rollout.engine.{key}={value} has no effect: {shape.model_type} has no router; set {default}")
         check_noise(params, "noise", "router_noise")
+        check_kv_scales(kv_cache, params.get("kv_scale", "one"), params.get("kv_percentile", 100.0))
         check_left_out(precision, architecture_of(shape).layers, has_experts)
         for key in ("router_dtype", "head_dtype"):
             if params.get(key) == precision.compute == "fp32":
@@ -144,12 +150,14 @@ class LocalEngine(RolloutEngine):
         self.layers = [self._layer(i, plain, version) for i in range(self.shape.layers)]
         if given:
             raise ValueError(f"weights that {self.config.model_type} does not have: {', '.join(sorted(given))}")
-        if self.prefixes is not None:
-            self.prefixes.sync()
+        for kept in (self.prefixes, self.kv_scales):
+            if kept is not None:
+                kept.sync()
         self.version = version
 
     def _layer(self, number: int, plain: Callable[..., Tensor], version: int) -> dict[str, Any]:
-        prefix, layer = f"layers.{number}.", dict[str, Any]()
+        prefix = f"layers.{number}."
+        layer: dict[str, Any] = {"number": number}
         groups = matrices(bool(self.shape.experts)).items()
         cast = {key: is_cast(self.precision, number, self.shape.layers, modules) for key, modules in groups}
         for key in ("qkv", "o") if self.shape.experts else FUSED:
@@ -224,11 +232,14 @@ class LocalEngine(RolloutEngine):
         return self._sample(history.tokens, Rollout(nothing, nothing.float(), nothing), everyone, own, history)
 
     def state(self) -> dict[str, Tensor]:
-        return {} if self.prefixes is None else self.prefixes.state()
+        kept = {"prefix": self.prefixes, "scale": self.kv_scales}
+        parts = {name: part.state() for name, part in kept.items() if part is not None}
+        return {f"{name}.{key}": tensor for name, part in parts.items() for key, tensor in part.items()}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        if self.prefixes is not None:
-            self.prefixes.restore(state)
+        for name, part in (("prefix.", self.prefixes), ("scale.", self.kv_scales)):
+            if part is not None:
+                part.restore({key.removeprefix(name): tensor for key, tensor in state.items() if key.startswith(name)})
 
     def greedy(self, prompts: Tensor, length: int) -> Tensor:
         def pick(t: int, logp: Tensor, node: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -460,8 +471,8 @@ class LocalEngine(RolloutEngine):
         qk, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], dim=2)
         qk = self._rms(qk, layer["qk_norm"]) if self.shape.qk_norm else qk
         q, k = self._rotate(qk, *turn).split([self.heads, self.kv_heads], dim=2)
-        if self.kv_cast:  # scale 1, as vLLM stores an uncalibrated FP8 cache
-            k, v = self.kv_cast(k), self.kv_cast(v)
+        if self.kv_scales is not None:
+            k, v = self.kv_scales(layer["number"], k, v)
         keys, values = cache
         keys[:, :, at : at + n] = k.transpose(1, 2)
         values[:, :, at : at + n] = v.transpose(1, 2)

@@ -1,0 +1,74 @@
+"""Scales of an FP8 KV cache: 1, calibrated at each sync of the weights, or calibrated once and stale from then on.
+
+A key or value x of a layer is stored as code = round(x/s) in e4m3 or e5m2, and read as code·s. The calibrated scale of a layer's
+keys, and that of its values, is
+
+    s = q_p(|x|)/M
+
+where M is the largest value of the cache's dtype, and q_p is the p-th percentile over the first tokens that the layer computes.
+Values above it saturate. vLLM's `calculate_kv_scales` calibrates likewise, once, in its first forward pass. Without that option
+its scale is 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Interval
+from torch import Tensor
+
+from harness.errors import UserError
+
+KvScale = Literal["one", "sync", "first"]
+"""one: the scale is 1. sync: calibrated after each load of weights. first: calibrated after the first load."""
+Percentile = Annotated[float, Interval(gt=0, le=100)]
+LARGEST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
+"""Dtype of a KV cache -> its largest value."""
+
+
+class KvScales:
+    """Scales of each layer's keys and values, and the cast by them.
+
+    cast: rounds fp32 values to the dtype of the cache. largest: of that dtype.
+    """
+
+    def __init__(self, cast: Callable[[Tensor], Tensor], largest: float, rule: KvScale, percentile: float):
+        self.cast, self.largest, self.rule, self.share = cast, largest, rule, percentile / 100
+        self.scales: dict[str, Tensor] = {}
+
+    def sync(self) -> None:
+        """Note that new weights were loaded."""
+        if self.rule == "sync":
+            self.scales = {}
+
+    def __call__(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values as the cache of a layer gives them back. Calibrates their scales if the layer has none."""
+        return self._stored(f"{layer}.k", keys), self._stored(f"{layer}.v", values)
+
+    def _stored(self, name: str, x: Tensor) -> Tensor:
+        if self.rule == "one":
+            return self.cast(x)
+        if name not in self.scales:
+            sizes = x.abs().flatten()
+            at = max(1, math.ceil(self.share * sizes.numel()))
+            self.scales[name] = (sizes.kthvalue(at).values / self.largest).clamp(min=torch.finfo(torch.float32).tiny * 2**10)
+        return self.cast(x / self.scales[name]) * self.scales[name]
+
+    def state(self) -> dict[str, Tensor]:
+        """The scales by layer, for a checkpoint."""
+        return {name: scale.clone() for name, scale in self.scales.items()} if self.rule == "first" else {}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Restore the scales that `state` returned."""
+        self.scales = dict(state)
+
+
+def check_kv_scales(kv_cache: str, rule: str, percentile: float) -> None:
+    """Raise UserError if the scales, or their percentile, have no effect."""
+    if rule != "one" and kv_cache == "compute":
+        raise UserError(f"rollout.engine.kv_scale={rule} has no effect with rollout.kv_cache=compute; set fp8_e4m3 or fp8_e5m2")
+    if rule == "one" and percentile != 100:
+        raise UserError(f"rollout.engine.kv_percentile={percentile:g} has no effect with kv_scale=one; set sync or first, or 100")
