@@ -8,6 +8,7 @@ EXTRAS = {
     "search": ("optuna",),
     "wandb": ("wandb",),
     "vllm": ("vllm",),
+    "reasoning": ("reasoning_gym",),
     "notebooks": ("jupytext", "nbclient"),
 }
 """Extra -> modules that it installs and that the code imports."""

@@ -103,9 +103,9 @@ class SumsConfig(Strict):
     def _enough(self) -> SumsConfig:
         operators = len(set(self.operators))
         there = 10 ** (self.digits * self.terms) * operators ** (self.terms - 1)
-        if (wanted := self.train + self.held_out) > there // 2:
+        if (wanted := self.train + self.held_out) > there:
             raise ValueError(
-                f"train and task.held_out: {wanted} different prompts are more than half of the {there} there are; "
+                f"train and task.held_out: {wanted} different prompts are more than the {there} there are; "
                 "lower them, or raise task.digits or task.terms"
             )
         return self
@@ -144,7 +144,36 @@ class ToolsConfig(SumsConfig):
         return self.turns * self.turn_length + (self.turns - 1) * REPLY_LENGTH
 
 
-_TAGS = {"chain": "<chain>", "gsm8k": "<text>", "jsonl": "<text>", "arithmetic": "<arithmetic>", "tools": "<tools>"}
+class ReasoningGymConfig(Strict):
+    """Keys of the tasks that the package reasoning-gym generates, see harness/tasks/reasoning_gym.py."""
+
+    name: Literal["reasoning_gym"]
+    """Name of the task."""
+    dataset: str
+    """Name of a data set of reasoning-gym, such as basic_arithmetic."""
+    params: dict[str, Any]
+    """Keys of the data set's own config, such as max_terms of basic_arithmetic. Keys left out have its defaults."""
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)]
+    """Seed of the data set, the same for every seed of a run."""
+    train: Annotated[int, Field(gt=0, le=10**6)]
+    """Number of prompts for RL, all different."""
+    held_out: Annotated[int, Field(gt=0, le=10**6)]
+    """Number of prompts for evaluation, all different from those for RL."""
+    instruction: str
+    """Text after each question."""
+    max_prompt: Count
+    """Maximum number of tokens in a prompt."""
+    long_prompts: Literal["drop", "cut", "error"]
+    """Treatment of prompts longer than max_prompt. drop: leave out. cut: cut off the beginning. error: refuse the data."""
+    answer_length: Count
+    """Maximum number of tokens in a response."""
+
+    prompt: ClassVar[str] = "question"  # as an item of a data set names it
+    chat: ClassVar[bool] = True
+    verifier: ClassVar[str] = "reasoning_gym"
+
+
+_TAGS = {"gsm8k": "<text>", "jsonl": "<text>"} | {name: f"<{name}>" for name in ("chain", "arithmetic", "tools", "reasoning_gym")}
 
 
 def _tag(value: Any) -> str:
@@ -156,6 +185,7 @@ TaskConfig = Annotated[
     | Annotated[TextConfig, Tag("<text>")]
     | Annotated[ArithmeticConfig, Tag("<arithmetic>")]
     | Annotated[ToolsConfig, Tag("<tools>")]
+    | Annotated[ReasoningGymConfig, Tag("<reasoning_gym>")]
     | Annotated[PluginConfig, Tag("<plugin>")],
     Discriminator(_tag),
 ]

@@ -38,6 +38,8 @@ Pick = Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 Arguments: (t, log-probabilities [N, V] of the nodes, node of each row, numbers of the rows). Returns (token of each row, mask
 of the rows that go on after it, or None if all do)."""
 
+SHARED = 16
+"""Minimum number of tokens at the beginning of all prompts, such as those of a system prompt, that is computed once."""
 KV_CASTS = {"compute": None, "fp8_e4m3": casts.e4m3, "fp8_e5m2": casts.e5m2}
 
 
@@ -349,11 +351,17 @@ class LocalEngine(RolloutEngine):
         self._cos, self._sin = (self._round(table.to(self.device)) for table in self.shape.rotary(places))
         missing = (prompts == PAD).sum(1)
         padding = missing if bool(missing.any()) else None
-        cache = self._allocate(len(prompts), places)
         if self.prefixes is not None and self.prefixes.splits(history) and prompts.shape[1] > 1:
             found = self.prefixes.find(History.of(prompts) if history is None else history)
-            return self._roots_from(found, prompts, cache, padding, replay)
-        return _Nodes(*self._forward(prompts.clamp(min=0), 0, cache, padding, replay), cache, padding)
+            return self._roots_from(found, prompts, self._allocate(len(prompts), places), padding, replay)
+        shared = 0 if padding is not None or self.shape.experts else _shared_beginning(prompts)
+        if shared:
+            cache = self._allocate(1, places)
+            self._forward(prompts[:1, :shared], 0, cache, None, None)
+            cache = self._branch(cache, torch.zeros(len(prompts), dtype=torch.int64, device=self.device), shared)
+        else:
+            cache = self._allocate(len(prompts), places)
+        return _Nodes(*self._forward(prompts.clamp(min=0)[:, shared:], shared, cache, padding, replay), cache, padding)
 
     def _roots_from(
         self, found: list[Tensor | None], prompts: Tensor, cache: Cache, padding: Tensor | None, replay: Routes | None
@@ -504,6 +512,13 @@ class LocalEngine(RolloutEngine):
     def _allocate(self, rows: int, length: int) -> Cache:
         shape = (rows, self.kv_heads, length, self.head_dim)
         return [(torch.empty(shape, device=self.device), torch.empty(shape, device=self.device)) for _ in self.layers]
+
+
+def _shared_beginning(prompts: Tensor) -> int:
+    """Number of tokens that all prompts [N, P] begin with, less than P; 0 if fewer than SHARED or if there is one prompt."""
+    same = (prompts[:, :-1] == prompts[0, :-1]).all(0)
+    length = int(same.cumprod(0).sum())
+    return length if len(prompts) > 1 and length >= SHARED else 0
 
 
 def _within(support: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ class Persistence:
         return {}
 
     def _log_ratio(self, tokens: Tensor, written: Tensor) -> Tensor:
-        ranks, policy = self.sampler.ranks, self.scorer.policy
+        ranks, policy = self.sampler.ranks, None if self.scorer.policy is None else self.scorer.own_policy
         prompts_share, tokens_share = ranks.share(self.prompts), ranks.share(tokens)
         rollout = ranks.gather(self.sampler.engine.score(prompts_share, tokens_share))
         if policy is not None:

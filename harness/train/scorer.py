@@ -28,9 +28,11 @@ Support = Callable[[Rollout], Tensor | None]
 class Scorer:
     """Scores responses under π_old, by the training forward or by the trainer's own policy as a sampler.
 
-    Life cycle: for each step `load_weights`, then `score`. policy: the trainer's own policy as a sampler. It is None unless
-    `needs_own_sampler`, and the rollout engine itself if `samples_as_trainer`. reference: the policy that the run started
-    from, for a KL term. support: function of an option that renormalises the policies; by default none is renormalised.
+    Life cycle: for each step `load_weights`, then `score`, before the actor's next optimizer step.
+
+    policy: the trainer's own policy as a sampler. It is None unless `needs_own_sampler`, and the rollout engine itself if
+    `samples_as_trainer`. reference: the policy that the run started from, for a KL term. support: function of an option that
+    renormalises the policies; by default none is renormalised.
     """
 
     def __init__(self, plan: Plan, actor: Actor, engine: RolloutEngine, support: Support = lambda rollout: None):
@@ -39,6 +41,7 @@ class Scorer:
         self.ranks, self.mode = join(), REPLAYS[config.routing.replay]
         self.forward = TrainingForward(actor, self.ranks, config.actor.micro_tokens)
         self.policy: LocalEngine | None = None
+        self._unloaded: int | None = None  # version of the weights that the policy still has to take
         if needs_own_sampler(config):
             own = engine if isinstance(engine, LocalEngine) and samples_as_trainer(config) else None
             self.policy = own or local_engine(plan, own_precision(config))
@@ -49,14 +52,20 @@ class Scorer:
 
     @property
     def own_policy(self) -> LocalEngine:
-        """The trainer's own policy as a sampler. A run has one if `needs_own_sampler`."""
+        """The trainer's own policy as a sampler, with the weights of `load_weights`. A run has one if `needs_own_sampler`."""
         assert self.policy is not None
+        if self._unloaded is not None:
+            self.policy.load_weights(self.actor.weights(), self._unloaded)
+            self._unloaded = None
         return self.policy
 
     def load_weights(self, version: int) -> None:
-        """Load the actor's weights into the trainer's own policy, unless it is the rollout engine, which has them."""
+        """Have the trainer's own policy take the actor's weights when it is next asked for.
+
+        Without exact scoring that is only where a step evaluates. If the rollout engine is that policy, it has them already.
+        """
         if self.policy is not None and self.policy is not self.engine:
-            self.policy.load_weights(self.actor.weights(), version)
+            self._unloaded = version
 
     def score(self, responses: Responses, order: list[Tensor]) -> Scores:
         """Log-probabilities of responses under π_old and the KL term's reference. order: row numbers of each mini-batch."""

@@ -14,17 +14,17 @@ from harness.tasks import PAD
 from harness.train.routing.hooks import ARGUMENT
 
 SHARED, LONGEST, WORTH = 32, 1024, 0.75
-"""Limits for responses that share a row with their prompt: minimum prompt length, maximum row length, both in tokens, and
-maximum share of tokens left to compute. A custom attention mask compares every pair of places in a row, so long rows would
-lose the gain."""
+"""Limits for responses that share a row: minimum prompt length, maximum row length, both in tokens, and maximum share of tokens
+left to compute. A custom attention mask compares every pair of places in a row, so long rows would lose the gain."""
 
 
 class Layout(NamedTuple):
     """Prompts and responses in the form that a model reads, without columns of padding alone.
 
-    input_ids: [B, L]. targets: [B, T'], the tokens that the last T' places predict. places: further arguments of the model:
-    attention mask and positions if rows are padded, routes and support if they are replayed, `at` if responses share a row. mask:
-    [B, T'], the targets that are not padding. length: T.
+    input_ids: [R, L]. targets: the tokens to predict, [B, T'] at the last T' places of each row, or [1, U] at the places `at`.
+    places: further arguments of the model: attention mask and positions if rows are padded, routes and support if they are
+    replayed, `at` if sequences share a row. mask: [B, T'], the tokens of responses that are not padding. length: T. pairs: for
+    each token of a response its number among the targets, [B, T']; None if they are the targets.
     """
 
     input_ids: Tensor
@@ -32,6 +32,7 @@ class Layout(NamedTuple):
     places: dict[str, Any]
     mask: Tensor
     length: int
+    pairs: Tensor | None = None
 
     @classmethod
     def of(cls, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> Layout:
@@ -53,35 +54,32 @@ class Layout(NamedTuple):
 
     @classmethod
     def shared(cls, prompts: Tensor, tokens: Tensor) -> Layout | None:
-        """Lay out each prompt once, in a row [U, P + k (T' − 1)] with its responses, at most k. None if that saves too little.
+        """Lay out sequences as the trees of their tokens, one tree a row [R, L]. None if that saves too little.
 
-        A response sees its prompt and itself, at the positions that it would have alone. `at` [B, T'] in `places` is the flat
-        place that predicts each target. The last token of a prompt predicts the first token of each of its responses.
+        Tokens that several sequences begin with stand once in a tree. A token sees itself and those before it in its sequence,
+        at the positions that it would have alone. Each pair of a place and the token after it is one target: `at` [1, U] has
+        the flat places.
         """
         prompts, written = (part[:, (part != PAD).any(0)] for part in (prompts, tokens))
-        asked, place, counts = prompts.unique(dim=0, return_inverse=True, return_counts=True)
-        (rows, length), (size, after) = asked.shape, (len(written), written.shape[1] - 1)
-        most = int(counts.max())
-        width = length + most * after
-        if length < SHARED or width > LONGEST or rows * width > WORTH * size * (length + after):
+        if prompts.shape[1] < SHARED:
             return None
-        order = place.argsort(stable=True)
-        slot = torch.empty_like(place)
-        slot[order] = torch.arange(size, device=place.device) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-        ids = torch.full((rows, width), PAD, dtype=prompts.dtype, device=prompts.device)
-        ids[:, :length] = asked
-        begins = length + slot * after
-        column = torch.arange(after, device=place.device)
-        ids[place[:, None], begins[:, None] + column] = written[:, :-1]
-        present = ids != PAD
-        before = (present[:, :length].sum(1, keepdim=True) + column.repeat(most)[None]).expand(rows, -1)
-        positions = torch.cat([(present[:, :length].cumsum(-1) - 1).clamp(min=0), before], 1)
-        at = torch.cat([(place * width + length - 1)[:, None], (place * width + begins)[:, None] + column], 1)
-        places = {"attention_mask": _visible(present, length, after), "position_ids": positions, "at": at}
-        return cls(ids.clamp(min=0), written.clamp(min=0), places, written != PAD, tokens.shape[1])
+        mask = written != PAD
+        asked, lengths = (prompts != PAD).sum(1), mask.sum(1)
+        sequences = _aligned(torch.cat([prompts, written], 1), asked + lengths - 1)
+        trees = _trees(sequences)
+        if trees is None or trees.ids.numel() > WORTH * prompts.shape[0] * (prompts.shape[1] + written.shape[1] - 1):
+            return None
+        before = (asked[:, None] - 1 + torch.arange(written.shape[1], device=written.device)).clamp(max=sequences.shape[1] - 1)
+        vocabulary = int(written.max()) + 1
+        keys = (trees.place.gather(1, before) * vocabulary + written)[mask]
+        distinct, pair = keys.unique(return_inverse=True)
+        pairs = torch.zeros_like(written).masked_scatter_(mask, pair)
+        places = {"attention_mask": trees.visible[:, None], "position_ids": trees.depth, "at": distinct[None] // vocabulary}
+        return cls(trees.ids, distinct[None] % vocabulary, places, mask, tokens.shape[1], pairs)
 
     def whole(self, values: Tensor) -> Tensor:
-        """Expand values of the targets [B, T'] to the whole responses [B, T], with 0 on padding."""
+        """Expand values of the targets to the whole responses [B, T], with 0 on padding."""
+        values = values if self.pairs is None else values.flatten()[self.pairs]
         missing = self.length - self.mask.shape[1]
         if not missing and self.mask.all():
             return values
@@ -93,10 +91,60 @@ def can_share(config: PretrainedConfig) -> bool:
     return config.model_type in MODELS and not expert_count(config) and getattr(config, "sliding_window", None) is None
 
 
-def _visible(present: Tensor, prompt: int, after: int) -> Tensor:
-    """Attention mask [U, 1, L, L]: a place sees itself, and earlier tokens of its prompt and of its own response."""
-    place = torch.arange(present.shape[1], device=present.device)
-    response = torch.where(place < prompt, -1, (place - prompt) // max(after, 1))
-    of_prompt_or_own = (response == -1)[None] | (response[:, None] == response[None])
-    earlier = place[:, None] >= place[None]
-    return ((earlier & of_prompt_or_own)[None] & present[:, None] | (place[:, None] == place[None]))[:, None]
+class _Trees(NamedTuple):
+    """Sequences as R trees of at most L tokens, which are padded to L.
+
+    ids, depth: tokens and their positions [R, L]. visible: whether a token (second last dimension) sees another, [R, L, L].
+    place: flat place of each token of each sequence [B, S]; any place where a sequence has no token.
+    """
+
+    ids: Tensor
+    depth: Tensor
+    visible: Tensor
+    place: Tensor
+
+
+def _aligned(rows: Tensor, lengths: Tensor) -> Tensor:
+    """Move the tokens of each row [B, L] to its left, and keep the first `lengths` [B] of them; PAD follows."""
+    order = (rows == PAD).to(torch.int8).argsort(dim=1, stable=True)
+    kept = torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
+    return torch.where(kept, rows.gather(1, order), PAD)[:, : int(lengths.max())]
+
+
+def _trees(sequences: Tensor) -> _Trees | None:
+    """Arrange sequences [B, S], with PAD after their ends, as trees of at most LONGEST tokens, as few as that takes.
+
+    In lexical order the sequences of a tree are neighbours. A token begins a branch where a sequence departs from the one before
+    it. None if a sequence is longer than LONGEST.
+    """
+    _, rank = sequences.unique(dim=0, return_inverse=True)
+    order = rank.argsort(stable=True)
+    ordered, there = sequences[order], sequences[order] != PAD
+    if ordered.shape[1] > LONGEST:
+        return None
+    departs = torch.cat([there.new_ones(1, there.shape[1]), (ordered[1:] != ordered[:-1]).cummax(1).values]) & there
+    fewest = -(-int(departs.sum()) // LONGEST)
+    for number in range(fewest, len(ordered) + 1):
+        tree = torch.arange(len(ordered), device=order.device) * number // len(ordered)
+        new = departs | ((tree != tree.roll(1))[:, None] & there)  # a tree begins with a whole sequence
+        in_tree = torch.zeros(number, dtype=torch.int64, device=order.device).index_add_(0, tree, new.sum(1))
+        if int(in_tree.max()) <= LONGEST:
+            break
+    width = int(in_tree.max())
+    # Numbered in order, a token that a sequence shares has the last number before it in its column.
+    begins = in_tree.cumsum(0) - in_tree
+    number_of = new.flatten().cumsum(0).view_as(new) - 1 - begins[tree][:, None] + tree[:, None] * width
+    shared = torch.where(new, number_of, 0).cummax(0).values
+    row, depth = new.nonzero(as_tuple=True)
+    flat = number_of[new]
+    ids = ordered.new_zeros(number * width).index_put_((flat,), ordered[new])
+    depths = torch.zeros_like(ids).index_put_((flat,), depth)
+    column = torch.arange(ordered.shape[1], device=order.device)
+    seen = torch.where(column <= depth[:, None], shared[row] % width, width)
+    visible = torch.zeros(number * width, width + 1, dtype=torch.bool, device=order.device)
+    visible[flat] = visible[flat].scatter_(1, seen, True)
+    visible = visible[:, :width].unflatten(0, (number, width))
+    visible |= torch.eye(width, dtype=torch.bool, device=order.device)  # padding sees itself, so that it is a number
+    place = torch.empty_like(sequences)
+    place[order] = shared
+    return _Trees(ids.view(number, width), depths.view(number, width), visible, place)

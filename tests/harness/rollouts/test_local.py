@@ -55,6 +55,23 @@ def test_scoring_along_the_sampling_path_gives_the_same_bits(net, asked, name, k
     assert torch.equal(made.score(asked[0], out.tokens), out.logp)
 
 
+def test_a_beginning_that_all_prompts_share_is_computed_once(net, asked, monkeypatch):
+    """Of 24 prompts with 20 tokens, whose first 17 are equal, 17 + 24·3 tokens are computed, and then those of the responses."""
+    prompts = torch.cat([torch.arange(17)[None].expand(24, -1) % 13, asked[0][:, :3]], 1)
+    prompts[:, 17] = torch.arange(24) % 13  # the next tokens differ
+    made, computed = engine(net, "fp32"), []
+    forward = made._forward
+    monkeypatch.setattr(made, "_forward", lambda tokens, *more: computed.append(tokens.numel()) or forward(tokens, *more))
+    out = made.generate(prompts, asked[1])
+    assert computed[:2] == [17, 24 * 3]
+    assert torch.equal(made.score(prompts, out.tokens), out.logp)
+    assert (out.logp - reference(net, prompts, out.tokens)).abs().max() < 2e-5
+    monkeypatch.setattr("harness.rollouts.local.SHARED", 18)
+    computed.clear()
+    alone = made.generate(prompts, asked[1])
+    assert computed[0] == 24 * 20 and torch.equal(alone.tokens, out.tokens)
+
+
 def test_each_precision_is_further_from_fp32_than_the_last(net, asked):
     """Significand bits: fp32 24, fp16 11, bf16 8, e4m3 4, and an fp8 cache on top. K3 on the same tokens must be ordered so."""
     tokens = engine(net, "fp32").generate(*asked).tokens

@@ -75,7 +75,7 @@ def test_a_right_answer_is_rewarded_through_the_tokenizer(task):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("task.train=90", r"task\.train and task\.held_out: 122 different prompts are more than half of the 200"),
+        ("task.train=169", r"task\.train and task\.held_out: 201 different prompts are more than the 200"),
         ("task.operators='+/'", r"task\.operators='\+/'"),
         ("task.terms=1", r"task\.terms=1"),
         ("task.max_prompt=3", r"no prompts are left"),

@@ -1,4 +1,4 @@
-"""Responses that share the forward pass of their prompt: log-probabilities, values and gradients are those of rows alone."""
+"""Sequences that share the forward pass of their beginnings: log-probabilities, values and gradients are those of rows alone."""
 
 import pytest
 import torch
@@ -50,6 +50,13 @@ def passed(make, length: int, **changes):
     return logp.detach(), entropy.detach(), [p.grad.clone() for p in actor.engine.module.parameters()], shapes[0]
 
 
+def beginnings(prompts, tokens) -> set[tuple[int, ...]]:
+    """Every beginning of the sequences without their last tokens. No token predicts after a response."""
+    rows = torch.cat([prompts, tokens], 1).tolist()
+    sequences = [[token for token in row if token != PAD][:-1] for row in rows]
+    return {tuple(sequence[: end + 1]) for sequence in sequences for end in range(len(sequence))}
+
+
 def alone(monkeypatch):
     """Compute each row alone."""
     monkeypatch.setattr("harness.train.model.actor.can_share", lambda _: False)
@@ -59,11 +66,11 @@ def alone(monkeypatch):
 @pytest.mark.parametrize("make", [llama, qwen3])
 @pytest.mark.parametrize("length", [1, 7])
 def test_log_probabilities_and_gradients_are_those_of_rows_alone(make, length, checkpointing, monkeypatch):
-    """Three rows of a prompt and four responses in the place of nine, to the rounding of fp32."""
+    """One tree in the place of nine rows, to the rounding of fp32. It has one place for each different beginning."""
     logp, entropy, gradients, shape = passed(make, length, gradient_checkpointing=checkpointing)
     alone(monkeypatch)
     expected_logp, expected_entropy, expected, all_rows = passed(make, length, gradient_checkpointing=checkpointing)
-    assert (shape, all_rows) == ((3, 40 + 4 * (length - 1)), (9, 40 + length - 1))
+    assert (shape, all_rows) == ((1, len(beginnings(*sampled(length)[:2]))), (9, 40 + length - 1))
     torch.testing.assert_close(logp, expected_logp, atol=2e-6, rtol=0)
     torch.testing.assert_close(entropy, expected_entropy, atol=2e-6, rtol=0)
     assert error(gradients, expected) < 2e-6
@@ -81,23 +88,41 @@ def test_values_are_those_of_rows_alone():
     assert theirs.abs().max() > 0.1 and (theirs[1, 4:] == 0).all()
 
 
-def test_a_row_by_hand(monkeypatch):
-    """Prompts (3, 4) and (·, 5); responses (6, 7), (8, 9) to the first and (2, ·) to the second. No token predicts after the last
-    of a response, so each puts one token into the row, and the row of the second prompt has an empty place."""
-    monkeypatch.setattr("harness.train.model.layout.SHARED", 2)
-    monkeypatch.setattr("harness.train.model.layout.WORTH", 1)
-    prompts = torch.tensor([[3, 4], [PAD, 5], [3, 4]])
-    tokens = torch.tensor([[6, 7], [2, PAD], [8, 9]])
-    layout = Layout.shared(prompts, tokens)
-    second, first = layout.input_ids.tolist()  # a prompt that is padded comes first, as PAD is below every token
-    assert (first, second) == ([3, 4, 6, 8], [0, 5, 2, 0])
-    assert layout.targets.tolist() == [[6, 7], [2, 0], [8, 9]]
-    assert layout.mask.tolist() == [[True, True], [True, False], [True, True]]
-    assert layout.places["at"].tolist() == [[4 + 1, 4 + 2], [0 + 1, 0 + 2], [4 + 1, 4 + 3]]
-    assert layout.places["position_ids"].tolist() == [[0, 0, 1, 1], [0, 1, 2, 2]]
+def by_hand(monkeypatch, longest: int) -> Layout:
+    """The layout of prompts (3, 4) and (·, 5), responses (6, 7), (8, 9), (6, 9) to the first and (2, ·) to the second."""
+    for name, value in {"SHARED": 2, "WORTH": 1, "LONGEST": longest}.items():
+        monkeypatch.setattr(f"harness.train.model.layout.{name}", value)
+    prompts = torch.tensor([[3, 4], [3, 4], [PAD, 5], [3, 4]])
+    layout = Layout.shared(prompts, torch.tensor([[6, 7], [8, 9], [2, PAD], [6, 9]]))
+    assert layout is not None
+    return layout
+
+
+def test_a_tree_by_hand(monkeypatch):
+    """In lexical order the sequences without their last tokens are (3, 4, 6) twice, (3, 4, 8) and (5): one tree of 5 places.
+
+    Targets in order: 6 and 8 after the 4 at place 1; 7 and 9 after the 6 at place 2; 9 after the 8; 2 after the 5.
+    """
+    layout = by_hand(monkeypatch, 5)
+    assert layout.input_ids.tolist() == [[3, 4, 6, 8, 5]]
+    assert layout.places["position_ids"].tolist() == [[0, 1, 2, 2, 0]]
+    assert layout.places["at"].tolist() == [[1, 1, 2, 2, 3, 4]] and layout.targets.tolist() == [[6, 8, 7, 9, 9, 2]]
+    assert layout.mask.tolist() == [[True, True], [True, True], [True, False], [True, True]]
+    assert layout.whole(torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]])).tolist() == [[1, 3], [2, 5], [6, 0], [1, 4]]
+    seen = layout.places["attention_mask"][0, 0].int().tolist()
+    assert seen == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 0, 1, 0], [0, 0, 0, 0, 1]]
+
+
+def test_two_trees_by_hand(monkeypatch):
+    """With at most 4 places a tree, the sequences (3, 4, 6) are the first tree; (3, 4, 8) and (5) are the second."""
+    layout = by_hand(monkeypatch, 4)
+    assert layout.input_ids.tolist() == [[3, 4, 6, 0], [3, 4, 8, 5]]
+    assert layout.places["position_ids"].tolist() == [[0, 1, 2, 0], [0, 1, 2, 0]]
+    assert layout.places["at"].tolist() == [[1, 2, 2, 5, 6, 7]] and layout.targets.tolist() == [[6, 7, 9, 8, 9, 2]]
+    assert layout.whole(torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]])).tolist() == [[1, 2], [4, 5], [6, 0], [1, 3]]
     seen = layout.places["attention_mask"][:, 0].int().tolist()
-    assert seen[1] == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
-    assert seen[0] == [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 0, 1]]
+    assert seen[0] == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 1]]
+    assert seen[1] == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 1]]
 
 
 def test_what_does_not_pay_is_not_shared():
@@ -105,11 +130,10 @@ def test_what_does_not_pay_is_not_shared():
     assert Layout.shared(prompts, tokens) is not None
     assert Layout.shared(prompts[:, 9:], tokens) is None  # 31 tokens
     assert Layout.shared(prompts[[0, 2, 5]], tokens[:3]) is None  # three prompts
-    assert Layout.shared(prompts, tokens.repeat(1, 40)) is None  # 280 tokens a response, 1,156 a row
-    pair = [0, 1]  # 40 + 2 · 20 = 80 of 2 · 60 tokens are 0.67 of them, 40 + 2 · 41 of 2 · 81 are 0.75, one more is over it
-    assert Layout.shared(prompts[pair], torch.ones(2, 21, dtype=torch.int64)) is not None
-    assert Layout.shared(prompts[pair], torch.ones(2, 41, dtype=torch.int64)) is not None
-    assert Layout.shared(prompts[pair], torch.ones(2, 42, dtype=torch.int64)) is None
+    assert Layout.shared(prompts[:1], torch.ones(1, 1000, dtype=torch.int64)) is None  # 40 + 999 tokens in a row
+    pair, size = [0, 1], torch.arange(42)  # 40 + 2 · 20 = 80 of 2 · 60 tokens are 0.67 of them, 40 + 2 · 41 of 2 · 81 over 0.75
+    for length, shares in ((21, True), (41, True), (42, False)):
+        assert (Layout.shared(prompts[pair], torch.stack([size % 2, 1 - size % 2])[:, :length]) is not None) == shares
 
 
 def test_which_models_share():

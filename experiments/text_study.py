@@ -1,0 +1,290 @@
+"""The study of real text (docs/text.md): `python -m experiments.text_study list N | record | predict | score | power`.
+
+list N prints the commands of list N that have no records yet. record adds the ended runs to endpoints.csv and questions.parquet,
+which outlive the run folders. predict writes the arm that each frozen rule of the study of the verdict chooses. score writes the
+tables. power simulates the tests from the recorded study of three seeds. All files are below experiments/study/text.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.load import load
+from analysis.results import Results
+from analysis.statistics.tests import difference_p, non_inferior_p
+from experiments import sums, verdict_study
+from experiments.plan import Comparisons, StudyPlan, publish, record, recorded
+from harness.boundary import command
+from harness.errors import UserError
+from harness.run.folder import FINISHED, RunFolder
+
+ROOT, SWEEP = Path("runs"), "text"
+FOLDER = Path("experiments/study/text")
+RULES = verdict_study.FOLDER / "rules.json"
+TOKEN, SEQUENCE = (f"correction={level}_truncate correction.ratio=current" for level in ("token", "sequence"))
+ARMS = {
+    "fp16": "rollout/precision=fp16",
+    "fp8": "rollout/precision=fp8_channel",
+    "fp8 token": f"rollout/precision=fp8_channel {TOKEN}",
+    "fp8 sequence": f"rollout/precision=fp8_channel {SEQUENCE}",
+    "bf16": "rollout/precision=bf16",
+}
+"""Arm -> its overrides, in the order of a list."""
+SEEDS = tuple(range(201, 209))
+"""Seeds of the study, one for each list."""
+STEPS, LONG = 40, 150
+"""Number of RL steps of a run, and of the runs of the last seed."""
+EVALUATIONS, TRAINED = 3, 10
+"""Numbers of evaluations and of RL steps, the last ones, whose mean rewards are endpoints."""
+MARGIN = 0.05
+"""Reward by which an arm may be worse than its reference and still count as no worse."""
+POLICIES = {"trainer": "eval/reward", "sampler": "eval/rollout_reward"}
+"""Judged policy -> metric of its held-out reward."""
+QUESTIONS = {"held_out/own": "trainer", "held_out/rollout": "sampler"}
+"""Key of questions.jsonl -> judged policy."""
+KEY = ["arm", "seed"]
+
+
+# --- lists and records -------------------------------------------------------------------------------------------------------
+
+
+def commands(number: int, done: set[tuple[str, int]]) -> list[str]:
+    """The commands of a list, which is the runs of one seed, without the runs in `done`. Raises UserError on another number."""
+    if not 1 <= number <= len(SEEDS):
+        raise UserError(f"list {number}: there are lists 1 to {len(SEEDS)}; docs/text.md has them")
+    seed = SEEDS[number - 1]
+    steps = LONG if seed == SEEDS[-1] else STEPS
+    return [
+        f"python -m experiments.train +experiment=smollm2/sums {overrides} seed={seed} steps={steps} && "
+        "python -m experiments.text_study record"
+        for arm, overrides in ARMS.items()
+        if (arm, seed) not in done
+    ]
+
+
+def arm_of(config: Mapping[str, Any]) -> str:
+    """The arm of a recorded run. Raises UserError if the study has no such arm."""
+    precision, level = config["rollout"]["precision"]["name"], config["correction"]["weight"]["level"]
+    arm = " ".join(filter(None, (precision.removesuffix("_channel"), level)))
+    if arm not in ARMS:
+        raise UserError(f"{precision} with a weight by {level}: no arm of the study of real text; use {', '.join(ARMS)}")
+    return arm
+
+
+def finished(results: Results) -> list[tuple[str, str, int]]:
+    """(run, arm, seed) of each finished run."""
+    ended = results.runs[results.runs.state.isin(FINISHED)]
+    return [(str(run), arm_of(results.configs[str(run)]), int(about.seed)) for run, about in ended.iterrows()]
+
+
+def endpoints(results: Results) -> pd.DataFrame:
+    """A row per finished run: arm, seed, start, its endpoints, outcome, k3, ess, tokens and seconds.
+
+    start: held-out reward before the first step. trainer, sampler: mean of the last EVALUATIONS held-out evaluations of each
+    policy up to step STEPS. rollouts: mean reward of the last TRAINED steps up to STEPS. late_trainer, late_sampler,
+    late_rollouts: the same at the end of a run of LONG steps, else NaN. k3 (nats per token), ess (of the sequence weights) and
+    tokens (of a response): medians of steps up to STEPS. seconds: median of a step by the clock.
+    """
+    rows = []
+    for run, arm, seed in finished(results):
+        steps = results.steps[results.steps.run == run]
+        row = {"arm": arm, "seed": seed, "outcome": results.runs.loc[run].outcome, "start": steps["eval/reward"].dropna().iloc[0]}
+        for prefix, end in (("", STEPS), ("late_", LONG)):
+            done = end <= steps.step.max() + 1
+            for policy, metric in POLICIES.items():
+                judged = steps[steps.step <= end].dropna(subset=[metric])
+                row[prefix + policy] = judged[metric].tail(EVALUATIONS).mean() if done else np.nan
+            trained = steps[steps.step < end]["reward/rollout"].dropna()
+            row[f"{prefix}rollouts"] = trained.tail(TRAINED).mean() if done else np.nan
+        early = steps[steps.step < STEPS]
+        medians = {"k3": "rollout_corr/k3_kl", "ess": "mismatch/ess_sequence", "tokens": "rollout/response_tokens"}
+        row |= {name: early[metric].median() for name, metric in (medians | {"seconds": "time/step"}).items()}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def questions(results: Results) -> pd.DataFrame:
+    """A row per finished run, policy and evaluation: `rewards` has the reward of each held-out prompt [N].
+
+    All runs have the same prompts in the same places, and the same random numbers for them.
+    """
+    rows = []
+    for run, arm, seed in finished(results):
+        for judged in RunFolder(ROOT / SWEEP / run).questions():
+            for key, policy in QUESTIONS.items():
+                rows.append({"arm": arm, "seed": seed, "policy": policy, "step": judged["step"], "rewards": judged[key]})
+    return pd.DataFrame(rows, columns=[*KEY, "policy", "step", "rewards"])
+
+
+def _record(results: Results) -> None:
+    """Add the finished runs to the records, and delete their checkpoints, which take 1.6 GB each."""
+    file = FOLDER / "questions.parquet"
+    known = pd.read_parquet(file) if file.is_file() else pd.DataFrame(columns=[*KEY, "policy", "step", "rewards"])
+    record(FOLDER, verdict_study.added(_endpoints(), endpoints(results), KEY))
+    verdict_study.added(known, questions(results), [*KEY, "policy", "step"]).to_parquet(file, index=False, compression="zstd")
+    for run, _, _ in finished(results):
+        shutil.rmtree(ROOT / SWEEP / run / "checkpoints", ignore_errors=True)
+
+
+def _endpoints() -> pd.DataFrame:
+    return recorded(FOLDER, "") if (FOLDER / "endpoints.csv").is_file() else pd.DataFrame(columns=KEY)
+
+
+# --- predictions -------------------------------------------------------------------------------------------------------------
+
+SEEN = verdict_study.Seen(k3=4.1e-2, persistence=0.30, tokens=13.0, verdict="token")
+"""The information from which the rules choose an arm of FP8, all recorded before this study.
+
+K3 is that of `smollm2/sums`, persistence that of 20 syncs at the rate of this study (RESULTS.md, "SmolLM2"), tokens those of its
+first steps. The verdict is that of `faultline replay experiments/study/smollm2/local-fp8_channel.parquet`.
+"""
+
+
+def predictions(rules: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """A row per judged policy and rule: the arm that it chooses under FP8. rules: the content of rules.json, by policy."""
+    rows = []
+    for policy, frozen in rules.items():
+        named = verdict_study.rules(verdict_study.Cutoffs(**frozen["v2"]), frozen["best"])
+        rows += [
+            {"policy": policy, "rule": name, "arm": f"fp8 {rule(SEEN)}".removesuffix(" none")} for name, rule in named.items()
+        ]
+    return pd.DataFrame(rows)
+
+
+def scored(chosen: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """`predictions` with the mean reward of the arm less that of the best FP8 arm; NaN for an arm that the study has not."""
+    means = judged(runs).groupby(["policy", "arm"]).reward.mean()
+    fp8 = [arm for arm in ARMS if arm.startswith("fp8")]
+    short = [
+        means.get((row.policy, row.arm), np.nan) - max(means.get((row.policy, arm), np.nan) for arm in fp8)
+        for row in chosen.itertuples()
+    ]
+    return chosen.assign(**{"reward less the best": short})
+
+
+# --- tests -------------------------------------------------------------------------------------------------------------------
+
+PRIMARY = [("fp8", "fp16"), ("fp8 token", "fp8")]
+ALL = [*PRIMARY, ("fp8 sequence", "fp8"), ("fp8 sequence", "fp8 token"), ("bf16", "fp16"), ("fp8", "bf16")]
+WORSE = [("bf16", "fp16"), ("fp8", "fp16"), ("fp8 token", "fp16"), ("fp8 token", "fp8"), ("fp8 sequence", "fp8")]
+no_worse = partial(non_inferior_p, margin=MARGIN)
+"""Test that an arm is worse than its reference by less than MARGIN."""
+PLAN = StudyPlan(
+    families=[
+        Comparisons("primary", PRIMARY, difference_p, {"policy": "trainer"}),
+        Comparisons("trainer loses, sampler gains", PRIMARY[:1], difference_p, {"policy": "sampler less trainer"}),
+        *(Comparisons("secondary", ALL, difference_p, {"policy": policy}) for policy in ("trainer", "sampler", "rollouts")),
+        Comparisons(f"no worse by {MARGIN}", WORSE, no_worse, {"policy": "trainer"}),
+        Comparisons(f"no worse by {MARGIN}", WORSE, no_worse, {"policy": "sampler"}),
+    ],
+    paired="seed",
+)
+"""The comparisons of docs/text.md. Each family of a policy has Holm's adjustment of its own."""
+
+
+def judged(runs: pd.DataFrame) -> pd.DataFrame:
+    """A row per run and policy: arm, seed, policy, reward.
+
+    Policies are trainer, sampler, rollouts (the rewards of training), and "sampler less trainer".
+    """
+    values = runs.assign(**{"sampler less trainer": runs.sampler - runs.trainer})
+    return values.melt(KEY, ["trainer", "sampler", "rollouts", "sampler less trainer"], "policy", "reward")
+
+
+def by_arm(runs: pd.DataFrame) -> pd.DataFrame:
+    """The table of arms: number of seeds, and means over seeds of the endpoints and of what is measured beside them."""
+    names = [
+        "start",
+        *POLICIES,
+        "rollouts",
+        *(f"late_{name}" for name in (*POLICIES, "rollouts")),
+        "k3",
+        "ess",
+        "tokens",
+        "seconds",
+    ]
+    table = runs.groupby("arm")[names].mean().reindex([arm for arm in ARMS if arm in set(runs.arm)]).reset_index()
+    table.insert(1, "seeds", [int((runs.arm == arm).sum()) for arm in table.arm])
+    return table
+
+
+# --- power -------------------------------------------------------------------------------------------------------------------
+
+THREE_SEEDS = Path("experiments/study/smollm2/sums")
+DIFFERENCES = (0.02, 0.04, 0.06, 0.08, 0.10)
+"""True differences of reward at which the power is simulated."""
+
+
+def spread(runs: pd.DataFrame) -> float:
+    """Standard deviation of a paired difference, pooled over FP8 less BF16 and over truncation less none under each precision."""
+    ends = runs.pivot(index="seed", columns="arm", values="reward")
+    bf16, fp8 = sums.BF16, sums.FP8
+    pairs = [(fp8, bf16), (f"{fp8} token-truncate", fp8), (f"{bf16} token-truncate", bf16)]
+    return float(np.sqrt(np.mean([(ends[one] - ends[other]).var(ddof=1) for one, other in pairs])))
+
+
+def power(sd: float, pairs: int = len(SEEDS), draws: int = 2000) -> pd.DataFrame:
+    """A row per true difference δ: shares of simulated studies that find it, and that call an arm no worse.
+
+    Differences of pairs are normal with mean δ and standard deviation sd. The share that finds δ is given at p ≤ 0.05 and at
+    p ≤ 0.025, the stricter of Holm's two levels. "no worse" is the share of studies whose arm counts as no worse if it is δ
+    below its reference.
+    """
+    rng, zeros = np.random.default_rng(0), np.zeros(pairs)
+    rows = []
+    for true in (0.0, *DIFFERENCES):
+        drawn = rng.normal(true, sd, (draws, pairs))
+        p = np.array([difference_p(row, zeros, paired=True) for row in drawn])
+        worse = np.mean([no_worse(-row, zeros, paired=True) <= 0.05 for row in drawn])
+        rows.append({"difference": true, "p 0.05": (p <= 0.05).mean(), "p 0.025": (p <= 0.025).mean(), "no worse": worse})
+    return pd.DataFrame(rows)
+
+
+# --- commands ----------------------------------------------------------------------------------------------------------------
+
+
+def _predict() -> None:
+    if not RULES.is_file():
+        raise UserError(f"{RULES}: not there; the study of the verdict writes it: python -m experiments.verdict_study tune")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    predictions(json.loads(RULES.read_text())).to_csv(FOLDER / "predictions.csv", index=False)
+
+
+def _score() -> None:
+    runs = recorded(FOLDER, "python -m experiments.text_study record")
+    tables = [by_arm(runs), PLAN.compared(judged(runs)).drop(columns=["holds", "pairs"])]
+    if (file := FOLDER / "predictions.csv").is_file():
+        tables.append(scored(pd.read_csv(file), runs))
+    publish(FOLDER, *(table.round(4) for table in tables))
+
+
+def main(words: list[str]) -> None:
+    match words:
+        case ["list", number] if number.isdigit():
+            known = _endpoints()
+            print("".join(f"{line}\n" for line in commands(int(number), set(zip(known.arm, known.seed, strict=True)))), end="")
+        case ["record"]:
+            _record(load(ROOT / SWEEP))
+        case ["predict"]:
+            _predict()
+        case ["score"]:
+            _score()
+        case ["power"]:
+            sd = spread(recorded(THREE_SEEDS, "python -m experiments.sums"))
+            print(f"standard deviation of a paired difference: {sd:.3f}\n{power(sd).round(2).to_string(index=False)}")
+        case _:
+            raise UserError("give list N, record, predict, score or power: python -m experiments.text_study list 1")
+
+
+if __name__ == "__main__":
+    with command():
+        main(sys.argv[1:])
