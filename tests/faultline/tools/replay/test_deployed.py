@@ -7,7 +7,7 @@ from faultline.tools.replay import terminal
 from faultline.tools.replay.deployed import UNTESTED, answers
 from faultline.tools.replay.persistence import FEWEST, Lasting, persistence
 from faultline.tools.replay.sources import Dump
-from faultline.tools.replay.verdict import Diagnosis, DumpSize, Mismatch, Verdict
+from faultline.tools.replay.verdict import DiagnosisSummary, DumpSize, Mismatch, Verdict
 from harness.dumps import files
 
 ONE_STEP = Lasting(None, "one step does not show whether the error stays")
@@ -22,7 +22,7 @@ CUTOFFS = {"k3": 1e-3, "persistence": 0.3, "tokens": 10, "short": "sequence", "l
 def verdict(k3: float = 1e-2, tokens: float = 32, kind: str = "consistent") -> Verdict:
     size = DumpSize(name="it", responses=8, tokens=256, batches=1, bad_rows=0, mean_tokens=tokens)
     mismatch = Mismatch(k1=k3, k3=k3, k3_interval=None, ess_token=0.9, ess_sequence=0.9, largest_log_ratio=1.0, pareto_k=None)
-    diagnosis = Diagnosis(
+    diagnosis = DiagnosisSummary(
         kind=kind, fault=None, question=None, evidence="", check={}, severity=None, mean_ratio=1.0, error=0.1, power=None
     )
     return Verdict(
