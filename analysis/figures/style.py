@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
@@ -161,12 +162,21 @@ def draw(figure: Figure, name: str) -> Drawing:
                 x, y = (np.asarray(values, float) for values in line.get_data())
                 points = {"x": [_plain(value) for value in x], "y": [_plain(value) for value in y]}
                 curves.append({"id": line.get_gid(), "run": run, "panel": number, **points})
+    _settle(figure)
     buffer = io.StringIO()
     metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(buffer, format="svg", metadata=metadata, dpi=110, transparent=True)
     panels = [_panel(figure, axis) for axis in figure.axes] if curves else []  # once the layout is settled
     svg = buffer.getvalue()[buffer.getvalue().index("<svg") :]
     return Drawing(re.sub(r"(?<=[\"; ])(fill|stroke): (#[0-9a-f]{6})", themed, svg), {"panels": panels, "curves": curves})
+
+
+def _settle(figure: Figure) -> None:
+    """Place the figure's panels for good, by the sizes of text in an SVG. Saving would otherwise draw all of it to place them."""
+    FigureCanvasSVG(figure)
+    if engine := figure.get_layout_engine():
+        engine.execute(figure)
+        figure.set_layout_engine("none")
 
 
 def themed(declaration: re.Match[str]) -> str:
