@@ -310,3 +310,16 @@ def test_every_preset_outside_verl_has_a_case():
     named = {path.relative_to(CONF / "correction").with_suffix("").as_posix() for path in CONF.glob("correction/**/*.yaml")}
     own = {"none", "sequence_mask", "sequence_truncate"}
     assert {name for name in named if not name.startswith("verl/")} - own == {case[0] for case in ONE_RESPONSE}
+
+
+def test_fp8_and_int8_of_half_a_billion_have_the_settings_of_dapo():
+    """Those of SkyRL's run_dapo_gsm8k_flashrl_0.5b_fp8.sh; the INT8 file differs from the FP8 file by its precision alone."""
+    fp8, int8 = (parse(compose(f"+experiment=gpu/qwen2.5_0.5b_{name}")) for name in ("fp8", "int8"))
+    assert (fp8.rollout.precision.name, int8.rollout.precision.name) == ("fp8_tensor", "int8")
+    rollout = fp8.rollout.model_copy(update={"precision": int8.rollout.precision})
+    assert fp8.model_copy(update={"rollout": rollout}) == int8
+    assert (fp8.loss.eps_low, fp8.loss.eps_high, fp8.loss.dual_clip) == (0.2, 0.28, 10.0)
+    assert (fp8.rollout.prompts, fp8.rollout.group_size, fp8.rollout.filter.max_rounds) == (1024, 5, 30)
+    weight = fp8.correction.weight
+    assert (weight.level, weight.action, weight.upper, fp8.actor.lr) == ("token", "truncate", 2.0, 1e-6)
+    assert (fp8.kl.name, fp8.overlong.buffer, fp8.reduce.mode) == (None, 512, "token_mean")
