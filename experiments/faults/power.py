@@ -1,7 +1,7 @@
 """`python -m experiments.faults.power`: how many responses a fault needs, from dumps of the plan cut into smaller ones.
 
 The dumps are those of one seed of the chain task, at the middle sizes, cut into disjoint parts of whole prompts. An edit is made
-to each part by itself. Recorded dumps are not made again.
+to each part by itself. Recorded dumps are not made again, and those of an earlier plan's seed are not shown.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def main(arguments: argparse.Namespace) -> None:
         arguments.record.parent.mkdir(parents=True, exist_ok=True)
         counted(key, parts).to_csv(arguments.record, mode="a", header=not arguments.record.exists(), index=False)
         print(key, flush=True)
-    print(markdown(table(pd.read_csv(arguments.record))))
+    record = pd.read_csv(arguments.record)
+    print(markdown(table(record[record["key"].str.endswith(f" {SEED}")])))
 
 
 def cuts(folder: Path, wanted: inject.Wanted) -> Iterator[tuple[Key, list[Made]]]:
