@@ -44,6 +44,7 @@ SOURCES = (
     "w4a4_last",
     "w4a4_bf16",
     "unified_w4a4",
+    "wrong_draft",
 )
 """The sources that this map adds, as options +regime/source=NAME."""
 ANCHORS = ("partial", "stale_2", "fp8_cache", "fp8_tensor", "nvfp4", "w4a4", "fixed_0.2", "fresh_0.2")
