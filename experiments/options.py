@@ -43,9 +43,10 @@ TEXTS = {
 PLANNED = {
     "leaderboard": ["loss.*", "correction.*", "proximal", "loss=*", "correction=*", "reduce=*"],
     "map of sources": [
-        "rollout.kv_cache", "rollout.engine.*_dtype", "rollout.engine.*noise*", "rollout.partial_tokens",
-        "segments", "actor.precision", "actor.masters", "diagnostics.changed_weights", "rollout.engine.kv_*",
-        "rollout.precision.*_layers", "rollout.precision.ignore", "routing.replay", "rollout/precision=*",
+        "rollout.kv_cache", "rollout.engine.*_dtype", "rollout.engine.*noise*", "rollout.engine.kv_*",
+        "rollout.engine.draft_error", "rollout.partial_tokens", "rollout.precision.*_layers", "rollout.precision.ignore",
+        "segments", "actor.precision", "actor.masters", "diagnostics.changed_weights", "routing.replay",
+        "rollout/precision=*",
     ],
     "study of real text": ["task=*"],
     "study of the verdict": ["task.goal", "evaluation.train_prompts"],

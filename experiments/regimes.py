@@ -160,23 +160,24 @@ def _sources() -> dict[tuple, str]:
     return {_source_keys(compose("+regime/bed=moe", f"+regime/source={name}")): name for name in names}
 
 
-def starts(seeds: Collection[int]) -> pd.DataFrame:
-    """Make the warm starts of these seeds, and record each in starts.csv as it ends. Returns the whole table.
+def starts(seeds: Collection[int], beds: Collection[str] = STARTS, file: Path | None = None) -> pd.DataFrame:
+    """Make the warm starts of these seeds, and record each in `file` as it ends. Returns the whole table.
 
-    A row per seed and bed of STARTS: seed, bed, rate (share of solved prompts), kept (number of prompts), fit (rate ≥ SOLVED,
-    kept ≥ KEPT).
+    A row per seed and bed: seed, bed, rate (share of solved prompts), kept (number of prompts), fit (rate ≥ SOLVED,
+    kept ≥ KEPT). file: None for that of the study of the verdict.
     """
-    table = pd.read_csv(STARTS_FILE) if STARTS_FILE.is_file() else pd.DataFrame()
+    file = STARTS_FILE if file is None else file
+    table = pd.read_csv(file) if file.is_file() else pd.DataFrame()
     for seed in seeds:
-        for bed in STARTS:
+        for bed in beds:
             config = parse(compose(f"+regime/bed={bed}", "+regime/source=exact", f"seed={seed}"))
             warm = warm_start(config, build_task(config))
             kept = len(warm.train) + len(warm.held_out)
             row = {"seed": seed, "bed": bed, "rate": warm.solve_rate, "kept": kept}
             row["fit"] = warm.solve_rate >= SOLVED and kept >= KEPT
             table = pd.concat([table, pd.DataFrame([row])]).drop_duplicates(["seed", "bed"], keep="last")
-            STARTS_FILE.parent.mkdir(parents=True, exist_ok=True)
-            table.to_csv(STARTS_FILE, index=False)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            table.to_csv(file, index=False)
             if not row["fit"]:  # one unfit start decides
                 break
     return table

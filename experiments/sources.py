@@ -1,4 +1,32 @@
-"""The sources of the map of mismatch (docs/sources.md), as options +regime/source=NAME."""
+"""The map of sources (docs/sources.md): `python -m experiments.sources starts SEED... | list N | record | print`.
+
+starts makes the warm starts of these seeds, and records them in starts.csv: they alone decide which seeds count. list N prints
+the commands of list N that have no records yet. record adds the ended runs to endpoints.csv. print writes the table
+of sources, the comparisons and the answers to table.md. All files are below experiments/study/sources.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from analysis.load import load
+from analysis.results import Results
+from analysis.statistics.tests import difference_p, holm_of_planned
+from experiments.plan import Comparisons, StudyPlan, publish, record, recorded
+from experiments.regimes import starts, train_command
+from experiments.verdict_study import EARLY, POLICIES, RUN, added, endpoints
+from harness.boundary import command
+from harness.compose import compose
+from harness.config import parse
+from harness.errors import UserError
+from harness.run.folder import FINISHED
 
 SOURCES = (
     "salted_parts",
@@ -16,4 +44,188 @@ SOURCES = (
     "w4a4_last",
     "w4a4_bf16",
     "unified_w4a4",
+    "wrong_draft",
 )
+"""The sources that this map adds, as options +regime/source=NAME."""
+ANCHORS = ("partial", "stale_2", "fp8_cache", "fp8_tensor", "nvfp4", "w4a4", "fixed_0.2", "fresh_0.2")
+"""Sources of the study of the verdict that stand beside them."""
+MAPPED = (*ANCHORS, *SOURCES)
+BEDS = ("dense", "moe")
+FIRST_SEED, SEEDS = 110, 5
+"""The seeds are the first SEEDS from FIRST_SEED on whose warm starts on all beds are fit."""
+CHANGED = "diagnostics.changed_weights=true"
+ROOT, SWEEP = Path("runs"), "sources"
+FOLDER = Path("experiments/study/sources")
+STARTS_FILE = FOLDER / "starts.csv"
+LATE = 20
+"""Number of steps at the end of a run whose median K3 is compared with that of the steps EARLY to EARLY + LATE."""
+LENGTH = 64
+"""Response length, in tokens, for which the table gives the sequence ESS."""
+
+
+# --- lists ---------------------------------------------------------------------------------------------------------------------
+
+
+def seeds() -> list[int]:
+    """The seeds of the study. Raises UserError while fewer than SEEDS are known to be fit."""
+    table = pd.read_csv(STARTS_FILE) if STARTS_FILE.is_file() else pd.DataFrame(columns=["seed", "bed", "fit"])
+    fit = [int(seed) for seed, part in table.groupby("seed") if len(part) == len(BEDS) and part.fit.all()]
+    tried = set(table.seed)
+    gaps = [seed for seed in range(FIRST_SEED, max(fit[:SEEDS], default=FIRST_SEED)) if seed not in tried]
+    if len(fit) < SEEDS or gaps:
+        raise UserError(
+            f"{STARTS_FILE}: has {len(fit)} fit seeds of {SEEDS}, and lacks {gaps or 'further ones'}; "
+            f"python -m experiments.sources starts {FIRST_SEED} {FIRST_SEED + 1} ..."
+        )
+    return sorted(fit)[:SEEDS]
+
+
+def commands(number: int, chosen: Collection[int], done: Collection[tuple[str, str, int]] = ()) -> list[str]:
+    """The commands of a list, without the sources whose runs are all in `done`, pairs of (bed, source, seed).
+
+    1: the exact controls. 2 and 3: the sources on the dense model and on the mixture. Raises UserError on another number.
+    """
+    if number not in (1, 2, 3):
+        raise UserError(f"list {number}: there are lists 1 to 3; docs/sources.md has them")
+    beds, sources = (BEDS, ("exact",)) if number == 1 else ((BEDS[number - 2],), MAPPED)
+    lines = []
+    for bed in beds:
+        left = [one for one in sources if not {(bed, one, seed) for seed in chosen} <= set(done)]
+        if left:
+            given = f"+regime/bed={bed}", f"+regime/source={','.join(left)}", f"seed={','.join(map(str, chosen))}"
+            lines.append(train_command(*given, CHANGED, f"run.sweep={SWEEP}"))
+    return lines
+
+
+# --- records -------------------------------------------------------------------------------------------------------------------
+
+
+def names(chosen: Collection[int]) -> dict[str, tuple[str, str]]:
+    """Digest of each planned run -> (bed, source)."""
+    found = {}
+    for bed, source, seed in product(BEDS, ("exact", *MAPPED), chosen):
+        given = f"+regime/bed={bed}", f"+regime/source={source}", f"seed={seed}", CHANGED
+        found[parse(compose(*given)).digest] = (bed, source)
+    return found
+
+
+def rows(results: Results, known: Mapping[str, tuple[str, str]]) -> pd.DataFrame:
+    """A row per finished run and policy: the endpoints of the study of the verdict, and columns of this map.
+
+    ess_64: the sequence ESS at LENGTH tokens, ess^(LENGTH/tokens), as for independent tokens of one size. ratio, ratio_error:
+    mean of mismatch/ratio_mean over the first EARLY steps, and its standard error over these steps. growth: log of the median
+    K3 of the last LATE steps over that of the LATE steps after the first EARLY. changed: mean of actor/changed_bf16.
+    """
+
+    def named(config: Mapping[str, Any]) -> tuple[str, str, str]:
+        digest = parse(dict(config)).digest
+        if digest not in known:
+            raise UserError(f"{ROOT / SWEEP / digest}: no run of the map; move it to another sweep")
+        return (*known[digest], "none")
+
+    table = endpoints(results, named)
+    more = []
+    for run, about in results.runs[results.runs.state.isin(FINISHED)].iterrows():
+        steps = results.steps[results.steps.run == run]
+        bed, source, _ = named(results.configs[str(run)])
+        ratio, k3 = steps["mismatch/ratio_mean"][steps.step < EARLY].dropna(), steps["rollout_corr/k3_kl"].dropna()
+        row = {"bed": bed, "source": source, "seed": about.seed, "ratio": ratio.mean(), "ratio_error": ratio.sem()}
+        early, late = k3.iloc[EARLY : EARLY + LATE].median(), k3.tail(LATE).median()
+        row["growth"] = np.log(late / early) if early > 0 and late > 0 else np.nan
+        row["changed"] = steps.get("actor/changed_bf16", pd.Series(dtype=float)).mean()
+        more.append(row)
+    table = table.merge(pd.DataFrame(more, columns=["bed", "source", "seed", "ratio", "ratio_error", "growth", "changed"]))
+    return table.assign(ess_64=table.ess ** (LENGTH / table.tokens), pair=table.bed + "/" + table.seed.astype(str))
+
+
+# --- table and comparisons -----------------------------------------------------------------------------------------------------
+
+
+def mapped(runs: pd.DataFrame) -> pd.DataFrame:
+    """The table of sources: a row per bed and source, with medians over seeds, and for each policy the mean cost.
+
+    cost: reward that the exact control ends with, less that of the source, over the control's gain.
+    """
+    own = runs[runs.policy == "trainer"]
+    control = own[own.source == "exact"].groupby("bed")
+    gain = control.end.mean() - control.start.mean()
+    ends = runs[runs.source == "exact"].groupby(["policy", "bed"]).end.mean()
+    shown = ["k3", "ess_64", "persistence_1", "persistence_20", "ratio", "ratio_error", "changed"]
+    table = own[own.source != "exact"].groupby(["bed", "source"])[shown].median()
+    for policy in POLICIES:
+        part = runs[(runs.policy == policy) & (runs.source != "exact")].groupby(["bed", "source"]).end.mean()
+        table[f"cost, {policy}"] = [(ends[policy, bed] - value) / gain[bed] for (bed, _), value in part.items()]
+    return table.reset_index()
+
+
+COSTS = StudyPlan(
+    [Comparisons(policy, [(source, "exact") for source in MAPPED], difference_p, {"policy": policy}) for policy in POLICIES],
+    "end",
+    paired="pair",
+)
+"""Final reward of each source against the exact control, in ten pairs of bed and seed. Holm covers a policy's table."""
+
+
+class Question(NamedTuple):
+    """A question whose answer is yes if the endpoint of `source` is above that of `reference`, or below it if not `above`."""
+
+    words: str
+    endpoint: str
+    source: str
+    reference: str
+    above: bool = True
+
+
+QUESTIONS = (
+    Question("Does stale KV grow over syncs?", "growth", "kept_prompts", "fresh_0.2"),
+    Question("Does training without masters raise persistence?", "persistence_20", "no_masters", "bf16_masters"),
+    Question("Does training without masters cost reward?", "end", "no_masters", "bf16_masters", above=False),
+    Question("Does unified W4A4 end with more reward than its rollouts alone?", "end", "unified_w4a4", "w4a4_bf16"),
+)
+"""The questions of the map, on the trainer's policy. Holm's adjustment covers them."""
+
+
+def answers(runs: pd.DataFrame) -> pd.DataFrame:
+    """A row per question that has runs: the difference, its interval, p, adjusted p, and the answer.
+
+    yes or no: the adjusted p is at most 0.05, and the sign says which. not told: otherwise.
+    """
+    own, found = runs[runs.policy == "trainer"], []
+    for one in QUESTIONS:
+        plan = StudyPlan([Comparisons(one.words, [(one.source, one.reference)])], one.endpoint, paired="pair")
+        found.append(plan.compared(own.assign(arm=own.source)).assign(above=one.above))
+    table = pd.concat(found, ignore_index=True).rename(columns={"family": "question"})
+    table["holm_p"] = holm_of_planned(table.p.fillna(1.0).to_list(), len(QUESTIONS))
+    table["answer"] = np.where(table.holm_p > 0.05, "not told", np.where((table.difference > 0) == table.above, "yes", "no"))
+    return table[["question", "arm", "reference", "difference", "low", "high", "p", "holm_p", "answer"]]
+
+
+# --- commands ------------------------------------------------------------------------------------------------------------------
+
+
+def _endpoints() -> pd.DataFrame:
+    empty = pd.DataFrame(columns=RUN)
+    return recorded(FOLDER, "") if (FOLDER / "endpoints.csv").is_file() else empty
+
+
+def main(words: list[str]) -> None:
+    match words:
+        case ["starts", *given] if given and all(seed.isdecimal() for seed in given):
+            print(starts([int(seed) for seed in given], BEDS, STARTS_FILE).to_string(index=False))
+        case ["list", number] if number.isdigit():
+            known = _endpoints()
+            done = set(zip(known.bed, known.source, known.seed, strict=True))
+            print("".join(f"{line}\n" for line in commands(int(number), seeds(), done)), end="")
+        case ["record"]:
+            record(FOLDER, added(_endpoints(), rows(load(ROOT / SWEEP), names(seeds())), RUN))
+        case ["print"]:
+            runs = recorded(FOLDER, "python -m experiments.sources record")
+            costs = COSTS.compared(runs.assign(arm=runs.source))
+            publish(FOLDER, *(table.round(4) for table in (mapped(runs), costs, answers(runs))))
+        case _:
+            raise UserError("give starts with seeds, list N, record or print: python -m experiments.sources list 1")
+
+
+if __name__ == "__main__":
+    with command("interrupted; the same command goes on from there"):
+        main(sys.argv[1:])

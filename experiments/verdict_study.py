@@ -169,20 +169,21 @@ def _bare(correction: Mapping[str, Any]) -> tuple:
     return weight["level"], weight["action"], weight["lower"], filters
 
 
-def endpoints(results: Results) -> pd.DataFrame:
+def endpoints(results: Results, named: Callable[[Mapping[str, Any]], tuple[str, str, str]] | None = None) -> pd.DataFrame:
     """The endpoints of the study: a row per finished run and policy.
 
-    bed, source, arm, seed, policy. start: the first held-out reward. end, train: means of the last LAST evaluations on
-    held-out and on training prompts. outcome, onset. k3, ess (of the sequence weights), identity (|mean ratio − 1|), gradient:
-    medians of the first EARLY steps. tokens: mean tokens of a response in these steps. persistence_k: the first value
-    measured.
+    named: recorded config -> (bed, source, arm); by default those of this study. Columns: bed, source, arm, seed, policy. start:
+    the first held-out reward. end, train: means of the last LAST evaluations on held-out and on training prompts. outcome,
+    onset. k3, ess (of the sequence weights), identity (|mean ratio − 1|), gradient: medians of the first EARLY steps. tokens:
+    mean tokens of a response in these steps. persistence_k: the first value measured.
     """
     medians = {"k3": "rollout_corr/k3_kl", "ess": "mismatch/ess_sequence", "gradient": "actor/grad_norm"}
     rows = []
     for run, about in results.runs[results.runs.state.isin(FINISHED)].iterrows():
         config, steps = results.configs[str(run)], results.steps[results.steps.run == run]
         early = steps[steps.step < EARLY]
-        row = {"bed": bed_of(config), "source": source_of(config), "arm": arm_of(config), "seed": about.seed}
+        bed, source, arm = (bed_of(config), source_of(config), arm_of(config)) if named is None else named(config)
+        row = {"bed": bed, "source": source, "arm": arm, "seed": about.seed}
         row |= {"outcome": about.outcome, "onset": about.onset, "tokens": early["rollout/response_tokens"].mean()}
         row |= {name: early[metric].median() for name, metric in medians.items()}
         row["identity"] = (early["mismatch/ratio_mean"] - 1).abs().median()

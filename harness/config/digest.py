@@ -51,6 +51,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "kv_at_sync": "recompute",
         "kv_scale": "one",
         "kv_percentile": 100.0,
+        "draft_error": 0.0,
     },
     "rollout.engine=vllm": {"sleep": False, "sync_tolerance": None},
     "loss=dppo": {"upper": None},

@@ -21,6 +21,7 @@ from harness.errors import UserError
 from harness.models import device
 from harness.rollouts import UNTRUNCATED, ReportedRoutes, Rollout, RolloutEngine, Sampling, casts
 from harness.rollouts.architecture import FUSED, architecture_of
+from harness.rollouts.draft import DraftError, drawn_from
 from harness.rollouts.kv_scales import LARGEST, KvScale, KvScales, Percentile, check_kv_scales
 from harness.rollouts.left_out import check_left_out, is_cast, matrices
 from harness.rollouts.linear import ACTIVATION_CASTS, WEIGHT_CASTS, Arithmetic
@@ -73,6 +74,7 @@ class LocalEngine(RolloutEngine):
     noise_seed: seed of `noise` and `router_noise`. In a config, null stands for the seed of the run.
     kv_at_sync: rule for the KV that was written before a sync of the weights (`prefix.py`).
     kv_scale, kv_percentile: scales of an FP8 cache, and the percentile that they are calibrated at (`kv_scales.py`).
+    draft_error: error ε of the draft in speculative sampling (`draft.py`); 0 draws from the policy itself.
     """
 
     def __init__(
@@ -91,8 +93,9 @@ class LocalEngine(RolloutEngine):
         kv_at_sync: KvAtSync = "recompute",
         kv_scale: KvScale = "one",
         kv_percentile: Percentile = 100.0,
+        draft_error: DraftError = 0.0,
     ):
-        self.config, self.sampling = config, sampling
+        self.config, self.sampling, self.draft_error = config, sampling, draft_error
         self.stop = torch.tensor(sampling.stop, dtype=torch.int64, device=device())
         self.noise = Noise(noise, noise_persistence, noise_seed)
         self.router_noise = Noise(router_noise, router_noise_persistence, noise_seed)
@@ -212,7 +215,8 @@ class LocalEngine(RolloutEngine):
         def pick(t: int, logp: Tensor, node: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
             if t < start:
                 return given[rows, t], given[rows, t + 1] != PAD if t + 1 < start else going[rows]
-            cumulative = logp.exp().cumsum(-1, dtype=torch.float64)[node]
+            weights = drawn_from(logp, self.draft_error) if self.draft_error else logp.exp()
+            cumulative = weights.cumsum(-1, dtype=torch.float64)[node]
             threshold = uniforms[rows, t - start, None] * cumulative[:, -1:]
             drawn = torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp(max=logp.shape[-1] - 1)
             return drawn, self._unstopped(drawn)

@@ -57,7 +57,8 @@ def test_recorded_fills_in_what_runs_did_before_a_key_was_there():
     del old["kl"], old["diagnostics"], old["actor"]["epochs"], old["rollout"]["engine"]["noise"]
     values = recorded(old)
     assert values["kl"] == {"name": None, "coef": 0.0, "place": "loss", "target": None, "horizon": None}
-    assert values["diagnostics"] == {"every": None, "persistence": {"every": None, "responses": 16}}
+    persistence = {"every": None, "responses": 16}
+    assert values["diagnostics"] == {"every": None, "persistence": persistence, "changed_weights": False}
     assert values["actor"]["epochs"] == 1 and values["rollout"]["engine"]["noise"] == 0.0
     assert values == recorded(DEMO) == parse(compose(*TODAY)).model_dump(mode="json")
     assert "epochs" not in old["actor"]  # the argument stays as it was
