@@ -72,7 +72,9 @@ class SampledGradients:
         c = self.config
         pg = Objective(load_loss("pg"), Correction(), "old", c.reduce.mode, c.reduce.norm)
         own = self._drawn(self.scorer.own_policy, "laboratory reference", reference, "the trainer's own policy")
-        own = [drawn._replace(batch=drawn.batch._replace(logp_rollout=drawn.batch.logp_old)) for drawn in own]  # μ = π_old
+        for n, drawn in enumerate(own):  # sampled by the trainer's own policy, so μ is π_old
+            assert drawn.batch.logp_old is not None
+            own[n] = drawn._replace(batch=drawn.batch._replace(logp_rollout=drawn.batch.logp_old))
         truth = self._gradients(own, [coefficients(pg, drawn.batch) for drawn in own], progress, "reference")
         if drowned(truth):
             raise UserError("the reference gradient drowns in its own noise: raise --reference or --prompts")
