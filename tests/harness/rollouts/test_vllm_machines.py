@@ -2,11 +2,13 @@
 
 import contextlib
 import re
+import subprocess
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from experiments import install_vllm
 from experiments.install_vllm import plan
 from faultline.tools.doctor import doctor
 from harness.errors import UserError
@@ -138,3 +140,17 @@ def test_make_vllm_picks_the_package_or_says_why(machine, outcome):
     else:
         with pytest.raises(SystemExit, match=outcome):
             plan(**machine)
+
+
+def test_make_vllm_installs_for_gpus_on_a_login_node(monkeypatch, capsys):
+    """The node has a torch for CUDA and no GPU. The package is not imported there."""
+    called = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.version.cuda", "12.8")
+    monkeypatch.setattr("subprocess.run", lambda command: called.append(command) or subprocess.CompletedProcess(command, 0))
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    with pytest.raises(SystemExit, match="make vllm GPU=1"):
+        install_vllm.main(for_gpu=False)
+    install_vllm.main(for_gpu=True)
+    assert [command[-3:] for command in called] == [["-c", "constraints.txt", "vllm==0.32.0"]]
+    assert "vLLM 0.32.0 for GPUs is installed" in capsys.readouterr().out
