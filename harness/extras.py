@@ -9,6 +9,7 @@ EXTRAS = {
     "wandb": ("wandb",),
     "tensorboard": ("tensorboard",),
     "vllm": ("vllm",),
+    "reasoning": ("reasoning_gym",),
     "completion": ("shtab",),
     "notebooks": ("jupytext", "nbclient"),
 }

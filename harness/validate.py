@@ -25,7 +25,7 @@ from harness.build import (
     has_critic,
     needs_own_sampler,
 )
-from harness.config import Config, PrecisionConfig, SumsConfig, TextConfig, ToolsConfig
+from harness.config import Config, PrecisionConfig, ReasoningGymConfig, SumsConfig, TextConfig, ToolsConfig
 from harness.errors import UserError
 from harness.models import device, policy_config
 from harness.rollouts import ENGINES
@@ -261,7 +261,8 @@ def _check_lengths(config: Config, task: Task, shape: PretrainedConfig) -> None:
     _check_partial(config, task.answer_length)
     _check_segments(config, isinstance(task, TurnTask | EnvironmentTask))
     section, context = config.task, shape.max_position_embeddings
-    if isinstance(section, TextConfig | SumsConfig) and section.max_prompt + task.answer_length > context:
+    text = isinstance(section, TextConfig | SumsConfig | ReasoningGymConfig)
+    if text and section.max_prompt + task.answer_length > context:
         length = "the response of task.turns and task.turn_length" if isinstance(section, ToolsConfig) else "task.answer_length"
         raise UserError(
             f"task.max_prompt + {length}: {section.max_prompt + task.answer_length} tokens exceed the model's context of "

@@ -16,7 +16,16 @@ from harness.config.operation import OPERATION, CheckpointConfig, DumpConfig, Ru
 from harness.config.reading import parse, parse_recorded, recorded
 from harness.config.rollout import FilterConfig, PrecisionConfig, RolloutConfig
 from harness.config.run import Config
-from harness.config.task import REPLY_LENGTH, ArithmeticConfig, ChainConfig, SumsConfig, TaskConfig, TextConfig, ToolsConfig
+from harness.config.task import (
+    REPLY_LENGTH,
+    ArithmeticConfig,
+    ChainConfig,
+    ReasoningGymConfig,
+    SumsConfig,
+    TaskConfig,
+    TextConfig,
+    ToolsConfig,
+)
 from harness.config.warmstart import WarmStartConfig
 
 __all__ = [
@@ -45,6 +54,7 @@ __all__ = [
     "PolicyConfig",
     "Positive",
     "PrecisionConfig",
+    "ReasoningGymConfig",
     "ReduceConfig",
     "RolloutConfig",
     "RoutingConfig",

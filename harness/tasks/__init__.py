@@ -22,6 +22,7 @@ TASKS = Registry(
         "jsonl": "harness.tasks.text:Jsonl",
         "arithmetic": "harness.tasks.arithmetic:Sums",
         "tools": "harness.tasks.tools:Tools",
+        "reasoning_gym": "harness.tasks.reasoning_gym:ReasoningGym",
     },
 )
 

@@ -12,7 +12,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from algos.registry import Registry
-from harness.config import ArithmeticConfig, TextConfig, ToolsConfig
+from harness.config import ArithmeticConfig, ReasoningGymConfig, TextConfig, ToolsConfig
 from harness.errors import UserError
 from harness.tasks import PAD
 
@@ -22,6 +22,7 @@ VERIFIERS = Registry(
         "gsm8k": "harness.tasks.gsm8k:verify",
         "arithmetic": "harness.tasks.arithmetic:verify",
         "tools": "harness.tasks.tools:verify",
+        "reasoning_gym": "harness.tasks.reasoning_gym:verify",
     },
 )
 """Registry of verifiers: functions `(response: str, record: dict) -> float` from 0 to 1. `record` is the prompt's JSON object."""
@@ -34,7 +35,9 @@ class Text(ABC):
     Among equal prompts only the first is kept. Subclasses define `load`, which reads the records.
     """
 
-    def __init__(self, config: TextConfig | ArithmeticConfig | ToolsConfig, tokenizer: PreTrainedTokenizerBase):
+    def __init__(
+        self, config: TextConfig | ArithmeticConfig | ToolsConfig | ReasoningGymConfig, tokenizer: PreTrainedTokenizerBase
+    ):
         self.config, self.tokenizer = config, tokenizer
         self.verifier: Callable[[str, dict[str, Any]], float] = VERIFIERS[config.verifier]
         self.answer_length = config.answer_length

@@ -1,0 +1,70 @@
+"""Tasks that the package reasoning-gym generates and verifies, such as task=reasoning_gym task.dataset=basic_arithmetic.
+
+Each data set has a config of its own, whose keys are given by `task.params`, and a function that scores an answer from 0 to 1.
+Source: Stojanovski et al., "Reasoning Gym", arXiv 2505.24760.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from harness.config import ReasoningGymConfig
+from harness.errors import UserError, first_line
+from harness.tasks.text import Text
+
+ATTEMPTS = 20
+"""Maximum number of items generated for each prompt asked for, since small settings repeat themselves."""
+
+
+class ReasoningGym(Text):
+    """Task of a data set of reasoning-gym, configured by harness.config.ReasoningGymConfig."""
+
+    config: ReasoningGymConfig
+
+    def load(self, split: str) -> list[dict[str, Any]]:
+        """Items of the split `train` or `held_out`."""
+        items = different_items(self.config)
+        return items[: self.config.train] if split == "train" else items[self.config.train :]
+
+
+def different_items(config: ReasoningGymConfig) -> list[dict[str, Any]]:
+    """The first train + held_out items of the data set with different questions. Each also holds its `dataset`, which scores it.
+
+    Raises UserError if there are fewer.
+    """
+    wanted = config.train + config.held_out
+    dataset, items = _dataset(config, wanted * ATTEMPTS), {}
+    for number in range(wanted * ATTEMPTS):
+        item = dataset[number]
+        items.setdefault(item["question"], item | {"dataset": dataset})
+        if len(items) == wanted:
+            return list(items.values())
+    raise UserError(
+        f"task.train and task.held_out: {wanted} different prompts are more than the {len(items)} found in "
+        f"{wanted * ATTEMPTS} of task.dataset={config.dataset}; lower them, or change task.params"
+    )
+
+
+def _dataset(config: ReasoningGymConfig, size: int) -> Any:
+    import reasoning_gym  # takes a second, and is an extra
+
+    name, known = config.dataset, reasoning_gym.factory.DATASETS
+    if name not in known:
+        close = difflib.get_close_matches(name, known, 3) or sorted(known)
+        raise UserError(f"task.dataset={name}: no data set of reasoning-gym; use {', '.join(close)}")
+    try:
+        return reasoning_gym.create_dataset(name, seed=config.seed, size=size, **config.params)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise UserError(f"task.params: {name} refuses {config.params} ({first_line(error)})") from None
+
+
+def verify(response: str, record: dict[str, Any]) -> float:
+    """The score that the record's data set gives the response: the text in its last <answer> tag, or all of it without one.
+
+    Blanks around the answer do not count.
+    """
+    from reasoning_gym.utils import extract_answer
+
+    tagged = extract_answer(response)
+    return float(record["dataset"].score_answer(response.strip() if tagged is None else tagged, record))
