@@ -221,6 +221,8 @@ def recorded() -> dict[str, Used]:
     for path in sorted((ROOT / "experiments" / "study").rglob("runs.csv")):
         name = path.parent.relative_to(ROOT / "experiments" / "study")
         for row in csv.DictReader(path.open()):
+            if "arm" not in row:
+                break  # the controls by which beds were admitted
             here = found[f"`study/{name}`"]
             for key, value in re.findall(r"([a-z_]+(?:\.\w+)+)=(\S+)", row["arm"]):
                 _set(key, value, here)

@@ -31,6 +31,7 @@ MODULES = {
     "math-verify": "math_verify",
     "optuna-dashboard": "optuna_dashboard",
     "pyyaml": "yaml",
+    "reasoning-gym": "reasoning_gym",
 }
 """Distribution -> its module, where the names differ."""
 BROUGHT = {
