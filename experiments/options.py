@@ -221,7 +221,9 @@ def recorded() -> dict[str, Used]:
     found: dict[str, Used] = defaultdict(lambda: Used(set(), set()))
     for path in sorted((ROOT / "experiments" / "study").rglob("runs.csv")):
         name = path.parent.relative_to(ROOT / "experiments" / "study")
-        for row in (row for row in csv.DictReader(path.open()) if "arm" in row):  # an admission of beds has no arms
+        for row in csv.DictReader(path.open()):
+            if "arm" not in row:
+                break  # the controls by which beds were admitted
             here = found[f"`study/{name}`"]
             for key, value in re.findall(r"([a-z_]+(?:\.\w+)+)=(\S+)", row["arm"]):
                 _set(key, value, here)

@@ -23,33 +23,40 @@ class ReasoningGym(Text):
     config: ReasoningGymConfig
 
     def load(self, split: str) -> list[dict[str, Any]]:
-        """Items of the split `train` or `held_out`, with different questions. Each also holds its data set, which scores it."""
-        wanted = self.config.train + self.config.held_out
-        dataset, different = self._dataset(wanted * ATTEMPTS), {}
-        for number in range(wanted * ATTEMPTS):
-            item = dataset[number]
-            different.setdefault(item["question"], item | {"dataset": dataset})
-            if len(different) == wanted:
-                break
-        if len(different) < wanted:
-            raise UserError(
-                f"task.train and task.held_out: {wanted} different prompts are more than the {len(different)} found in "
-                f"{wanted * ATTEMPTS} of task.dataset={self.config.dataset}; lower them, or change task.params"
-            )
-        items = list(different.values())
+        """Items of the split `train` or `held_out`."""
+        items = different_items(self.config)
         return items[: self.config.train] if split == "train" else items[self.config.train :]
 
-    def _dataset(self, size: int) -> Any:
-        import reasoning_gym  # takes a second, and is an extra
 
-        name, known = self.config.dataset, reasoning_gym.factory.DATASETS
-        if name not in known:
-            close = difflib.get_close_matches(name, known, 3) or sorted(known)
-            raise UserError(f"task.dataset={name}: no data set of reasoning-gym; use {', '.join(close)}")
-        try:
-            return reasoning_gym.create_dataset(name, seed=self.config.seed, size=size, **self.config.params)
-        except (TypeError, ValueError, AssertionError) as error:
-            raise UserError(f"task.params: {name} refuses {self.config.params} ({first_line(error)})") from None
+def different_items(config: ReasoningGymConfig) -> list[dict[str, Any]]:
+    """The first train + held_out items of the data set with different questions. Each also holds its `dataset`, which scores it.
+
+    Raises UserError if there are fewer.
+    """
+    wanted = config.train + config.held_out
+    dataset, items = _dataset(config, wanted * ATTEMPTS), {}
+    for number in range(wanted * ATTEMPTS):
+        item = dataset[number]
+        items.setdefault(item["question"], item | {"dataset": dataset})
+        if len(items) == wanted:
+            return list(items.values())
+    raise UserError(
+        f"task.train and task.held_out: {wanted} different prompts are more than the {len(items)} found in "
+        f"{wanted * ATTEMPTS} of task.dataset={config.dataset}; lower them, or change task.params"
+    )
+
+
+def _dataset(config: ReasoningGymConfig, size: int) -> Any:
+    import reasoning_gym  # takes a second, and is an extra
+
+    name, known = config.dataset, reasoning_gym.factory.DATASETS
+    if name not in known:
+        close = difflib.get_close_matches(name, known, 3) or sorted(known)
+        raise UserError(f"task.dataset={name}: no data set of reasoning-gym; use {', '.join(close)}")
+    try:
+        return reasoning_gym.create_dataset(name, seed=config.seed, size=size, **config.params)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise UserError(f"task.params: {name} refuses {config.params} ({first_line(error)})") from None
 
 
 def verify(response: str, record: dict[str, Any]) -> float:

@@ -48,7 +48,7 @@ def override(path):
     return f"{'+' if path.parts[0] in ('experiment', 'regime') else ''}{group}={path.relative_to(group)}"
 
 
-COMPLETE = ("model/smollm2", "task/arithmetic", "task/tools")
+COMPLETE = ("model/smollm2", "task/arithmetic", "task/tools", "task/reasoning_gym")
 """Options of these groups that need nothing more of the user."""
 
 

@@ -31,6 +31,7 @@ MODULES = {
     "hydra-core": "hydra",
     "math-verify": "math_verify",
     "pyyaml": "yaml",
+    "reasoning-gym": "reasoning_gym",
 }
 """Distribution -> its module, where the names differ."""
 BROUGHT = {
