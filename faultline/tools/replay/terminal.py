@@ -10,8 +10,8 @@ from faultline.tools.replay.verdict import STARVED, Diagnosis, Mismatch, PresetE
 from harness.errors import printable
 
 WIDTH = 100
-PRESETS = 8
-"""Maximum number of presets that the terminal shows, those with the least ESS first."""
+PRESETS = 10
+"""Maximum number of presets that the terminal shows, those with the least ESS first: the known ones, and none."""
 CHECK = 17
 """Column of the terminal at which the advice on what to check begins."""
 LIMITATIONS = 1
@@ -19,7 +19,7 @@ LIMITATIONS = 1
 
 
 def lines(verdict: Verdict) -> list[str]:
-    """Format a verdict in at most 25 lines of at most WIDTH printable characters, and a line per gate.
+    """Format a verdict in at most 27 lines of at most WIDTH printable characters, and a line per gate.
 
     The names of dump and presets are cut to fit.
     """
