@@ -52,12 +52,12 @@ def ends(values: dict[str, float], **more: float) -> pd.DataFrame:
 
 def test_the_table_shows_the_entry_among_the_best():
     """Twelve recorded rows: the ten best are shown, with the entry, which is worse than all, and the references."""
-    values = {CONTROL: 0.7, NONE: 0.3, "mine": 0.25} | {f"r{i}": 0.4 + i / 100 for i in range(12)}
+    values = {CONTROL: 0.7, NONE: 0.3, "mine": 0.2} | {f"r{i}": 0.4 + i / 100 for i in range(12)}
     short, whole = (table(scores(ends(values), "trainer"), "mine", every) for every in (False, True))
     assert len(short) == 13 and len(whole) == 15 and "r1" not in set(short.entry) and "r2" in set(short.entry)
     mine = short[short[""] == ">>>"].iloc[0]
-    assert (mine.entry, mine["gain (95 %)"], mine["P(above none)"]) == ("mine", "-0.12 (-0.12 to -0.12)", "0.00")
-    assert mine["worst regime"].startswith("-0.12 in ") and mine.collapses == "0 of 6"
+    assert (mine.entry, mine["gain (95 %)"], mine["P(above none)"]) == ("mine", "-0.25 (-0.25 to -0.25)", "0.00")
+    assert mine["worst regime"].startswith("-0.25 in ") and mine.collapses == "0 of 6"
 
 
 def test_rules_are_scored_by_their_regret():
