@@ -15,7 +15,7 @@ LEAST, MOST = 5, 3
 CHECK = 17
 """Column of the terminal at which the advice on what to check begins."""
 LIMITATIONS = 1
-"""Number of lines on limitations of the dump, doubts about the proposal and its persistence included. The page has all of them."""
+"""Number of lines on limitations of the dump, with doubts about the proposal and the persistence. The page has all."""
 
 
 def lines(verdict: Verdict) -> list[str]:
