@@ -99,7 +99,7 @@ def test_a_benchmark_in_a_few_steps(tmp_path, monkeypatch, capfd):
         "from algos.losses import TokenLoss, loss\n\n\n@loss(anchored=False)\n"
         "def half(logp, logp_prox, advantages, mask) -> TokenLoss:\n    return TokenLoss(-0.5 * advantages * logp)\n"
     )
-    few = "steps=4 warmstart.steps=300 warmstart.keep_low=0 warmstart.keep_high=1 evaluation.every=1 rollout.prompts=8"
+    few = "steps=4 warmstart.steps=60 warmstart.keep_low=0 warmstart.keep_high=1 evaluation.every=1 rollout.prompts=8"
     small = "evaluation.prompts=32 evaluation.train_prompts=8 diagnostics.persistence.every=null"
     (tmp_path / "regimes.yaml").write_text(f"a: +regime/bed=dense +regime/source=fixed_0.4 {few} {small}\n")
     monkeypatch.syspath_prepend(tmp_path)
