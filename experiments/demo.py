@@ -58,8 +58,7 @@ def main(words: list[str]) -> None:
     results = load(sweep)
     ends = {arm: end(results, runs[arm]) for arm in ARMS}
     harmed = min(list(ARMS)[1:], key=lambda arm: ends[arm].trainer)
-    proposal = _verdict(runs[harmed][0])["proposal"]
-    settings = proposal["settings"]["Faultline"] if proposal else []
+    settings = proposed(_verdict(runs[harmed][0]))
     followed = None
     if settings:
         _train(seeds, f"demo/{harmed}", *common, *settings)
@@ -80,6 +79,16 @@ def end(results: Results, runs: list[Path]) -> End:
     judged = steps.dropna(subset=["eval/reward"]).groupby("run", observed=True).tail(LAST)
     early = steps[steps.step < EARLY]["rollout_corr/k3_kl"].median()
     return End(early, judged["eval/reward"].mean(), judged["eval/rollout_reward"].mean())
+
+
+def proposed(verdict: dict[str, Any]) -> list[str]:
+    """The overrides that an answer of `faultline replay --json` proposes for the trainer's policy; empty for no correction.
+
+    A rule that the study of the verdict has tested goes before the proposal by the dump's size alone.
+    """
+    tested = [one for one in verdict["deployed"] if one["policy"] == "trainer" and one["rule"]]
+    chosen = tested[0] if tested else verdict["proposal"]
+    return chosen["settings"].get("Faultline", []) if chosen else []
 
 
 def table(ends: dict[str, End], harmed: str, followed: End | None) -> list[str]:
@@ -104,11 +113,11 @@ def outcome(control: End, none: End, followed: End | None, name: str, settings: 
 
 
 def _verdict(run: Path) -> dict[str, Any]:
-    """Print the first lines of `faultline replay` on the run's first dump, and return what its --json gives."""
+    """Print the first block of `faultline replay` on the run's first dump, and return what its --json gives."""
     dump = str(min((run / "dumps").glob("step-*.parquet")))
     print(f"\nThe verdict on the first step of the arm that was harmed most ({dump}):\n", flush=True)
-    text = _faultline("replay", dump)
-    print("\n".join(text.splitlines()[:3]), flush=True)
+    text = _faultline("replay", dump, "--deploy", "trainer")
+    print(text.partition("\nMismatch: ")[0], flush=True)
     return json.loads(_faultline("replay", dump, "--json"))
 
 

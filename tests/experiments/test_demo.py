@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from experiments.demo import ARMS, End, main, outcome, table
+from experiments.demo import ARMS, End, main, outcome, proposed, table
 from harness.errors import UserError
 
 CONTROL, NONE = End(0.0, 0.75, 0.75), End(9e-2, 0.35, 0.65)
@@ -35,6 +35,17 @@ def test_the_table_has_the_followed_arm_last():
     lines = table({arm: CONTROL for arm in ARMS}, "w4a4", NONE)
     assert len(lines) == 1 + len(ARMS) + 1 and lines[-1].startswith("W4A4, as the verdict says")
     assert lines[-1].split()[-3:] == ["0.35", "0.65", "9.0e-02"]
+
+
+def test_a_tested_rule_goes_before_the_proposal():
+    """Without a tested rule the proposal counts, if there is one; a tested rule may say that nothing is needed."""
+    proposal = {"settings": {"verl": ["a=1"], "Faultline": ["correction=token_truncate"]}}
+    untested = [{"policy": "trainer", "rule": None, "settings": {}}]
+    mask = {"policy": "trainer", "rule": "best constant", "settings": {"Faultline": ["correction=sequence_mask"]}}
+    assert proposed({"deployed": untested, "proposal": proposal}) == ["correction=token_truncate"]
+    assert proposed({"deployed": untested, "proposal": None}) == []
+    assert proposed({"deployed": [mask], "proposal": proposal}) == ["correction=sequence_mask"]
+    assert proposed({"deployed": [mask | {"settings": {}}], "proposal": proposal}) == []
 
 
 @pytest.mark.parametrize("words", [[], ["x"], ["steps=3"]])

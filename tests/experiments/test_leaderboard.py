@@ -59,6 +59,8 @@ def test_separation_is_the_variance_of_arms_beyond_that_of_seeds():
     arms = pd.DataFrame({"none": [0.0, 0.0], "mask": [1.0, 1.0]})
     assert separation(arms) == pytest.approx(0.5) and separation(arms.add([0.0, 0.3], axis=0)) == pytest.approx(0.5)
     assert separation(pd.DataFrame({"none": [0.0, 1.0], "mask": [1.0, 0.0]})) == 0.0
+    # Arms 0.25 and 0.75 in the mean, residuals ±0.25: both mean squares are 0.25, so the noise explains the difference.
+    assert separation(pd.DataFrame({"none": [0.0, 0.5], "mask": [1.0, 0.5]})) == pytest.approx(0.0)
 
 
 def endpoints(ends: dict[tuple[str, str, str], float]) -> pd.DataFrame:

@@ -77,7 +77,9 @@ def replay_command(
     lasting = persistence(Dump(path, skip_bad=skip_bad))
     policies = POLICIES if deploy is None else (deploy,)
     answered = answers(verdict, lasting, records.verdict(), policies)
+    limits = [f"Persistence: {lasting.why}."] if lasting.value is None else []
     more = {"deployed": answered, "persistence": lasting.value, "persistence_note": lasting.why}
+    more["limitations"] = [*limits, *verdict.limitations]
     verdict = verdict.model_copy(update=more)
     compared = {name: verdict.presets} | _references(specs, verdict, {name})
     out = out or _folder(path, example_name)

@@ -46,7 +46,7 @@ def persistence(dump: Dump) -> Lasting:
             kept = {step: tables for step, tables in kept.items() if step in (first, best)}
     steps = {step: {key: ratio for table in tables for key, ratio in _prefixes(table)} for step, tables in kept.items()}
     if len(steps) < 2:
-        return Lasting(None, "one step does not show whether the error stays: give two dumps of a run, 20 steps apart")
+        return Lasting(None, "one step cannot show whether the error stays; two dumps of a run can")
     first, later = steps
     shared = steps[first].keys() & steps[later].keys()
     if len(shared) < FEWEST:

@@ -10,16 +10,16 @@ from faultline.tools.replay.verdict import STARVED, DiagnosisSummary, Mismatch, 
 from harness.errors import printable
 
 WIDTH = 100
-PRESETS = 8
-"""Maximum number of presets that the terminal shows, those with the least ESS first."""
+LEAST, MOST = 5, 3
+"""Numbers of presets that the terminal shows: those with the least ESS, and those with the most, such as no correction."""
 CHECK = 17
 """Column of the terminal at which the advice on what to check begins."""
 LIMITATIONS = 1
-"""Number of lines on limitations of the dump, doubts about the proposal included. The page has all of them."""
+"""Number of lines on limitations of the dump, with doubts about the proposal and the persistence. The page has all."""
 
 
 def lines(verdict: Verdict) -> list[str]:
-    """Format a verdict in at most 25 lines of at most WIDTH printable characters, names cut to fit, and a line per gate."""
+    """Format a verdict in at most 23 lines of at most WIDTH printable characters, names cut to fit, and a line per gate."""
     d, m = verdict.dump, verdict.mismatch
     bad = f"; {d.bad_rows:,} bad rows left out" if d.bad_rows else ""
     size = f"{d.name[:40]}: {d.responses:,} responses, {d.tokens:,} tokens, {d.batches:,} batch{'es' * (d.batches > 1)}{bad}"
@@ -30,7 +30,8 @@ def lines(verdict: Verdict) -> list[str]:
         rest += gate_lines(verdict)
         return [printable(line)[:WIDTH] for line in [*first, *rest]]
     doubts = [line for doubt in doubted(verdict) for line in wrap(doubt, WIDTH - 2)]
-    limitations = verdict.limitations[: max(LIMITATIONS - len(doubts), 0)]
+    told = len(doubts) + (verdict.persistence is not None)
+    limitations = verdict.limitations[: max(LIMITATIONS - told, 0)]
     out = [
         *first,
         size,
@@ -39,12 +40,11 @@ def lines(verdict: Verdict) -> list[str]:
         *deployed_lines(verdict),
         *(f"  {line}" for line in starved(verdict)),
         *gate_lines(verdict),
-        "",
         f"{sizes}, nats per token:",
         *_scales(m),
-        *([persistence_line(verdict)] if verdict.persistence_note else []),
+        *persistence_lines(verdict),
         "Presets on this dump: tokens kept, ESS",
-        *_columns(verdict.presets[:PRESETS]),
+        *_columns(ends(verdict.presets)),
         *(f"Not shown: {line}" for line in limitations),
         *(line for settings in pastes(verdict) for line in pasted(settings)),
     ]
@@ -63,10 +63,16 @@ def deployed_lines(verdict: Verdict) -> list[str]:
     ]
 
 
-def persistence_line(verdict: Verdict) -> str:
-    """Format the persistence of the mismatch between two steps, or why it is not told."""
-    value = "not told" if verdict.persistence is None else f"{verdict.persistence:.2f}"
-    return f"Persistence {value}: {verdict.persistence_note}"
+def persistence_lines(verdict: Verdict) -> list[str]:
+    """Line with the persistence of the mismatch between two steps, in a list; empty if it is not told."""
+    if verdict.persistence is None:
+        return []
+    return [f"Persistence {verdict.persistence:.2f}, by {verdict.persistence_note}"]
+
+
+def ends(presets: list[PresetEffect]) -> list[PresetEffect]:
+    """The first LEAST and the last MOST presets, or all if there are no more."""
+    return presets if len(presets) <= LEAST + MOST else [*presets[:LEAST], *presets[-MOST:]]
 
 
 def diagnosis_lines(d: DiagnosisSummary) -> list[str]:

@@ -10,7 +10,7 @@ from faultline.tools.replay.sources import Dump
 from faultline.tools.replay.verdict import DiagnosisSummary, DumpSize, Mismatch, Verdict
 from harness.dumps import files
 
-ONE_STEP = Lasting(None, "one step does not show whether the error stays")
+ONE_STEP = Lasting(None, "one step cannot show whether the error stays")
 SCORES = {
     "always none": {"mean": 0.30, "worst": 0.90, "in": "ppo/fixed_0.4"},
     "best constant": {"mean": 0.05, "worst": 0.20, "in": "moe/w4a4"},
@@ -109,7 +109,7 @@ def test_persistence_is_the_correlation_over_shared_prefixes(tmp_path):
 
 def test_persistence_says_why_it_is_not_told(tmp_path):
     prompts, l = np.arange(16), np.full((16, 8), 0.1)
-    assert persistence(write(tmp_path / "a", (3, l, prompts))).why.startswith("one step does not show")
+    assert persistence(write(tmp_path / "a", (3, l, prompts))).why.startswith("one step cannot show")
     apart = persistence(write(tmp_path / "b", (0, l, prompts), (20, l, prompts + 10)))
     assert apart == Lasting(None, f"steps 0 and 20 share 48 prefixes, and {FEWEST} are needed")  # six prompts of eight tokens
     (tmp_path / "c.jsonl").write_text('{"logp_rollout": [-1.0], "logp_old": [-1.0]}')
