@@ -43,7 +43,9 @@ class History(NamedTuple):
     def of(cls, prompts: Tensor, tokens: Tensor | None = None, version: Tensor | None = None) -> History:
         """History of prompts [N, P], and of the tokens [N, t] of their responses with the versions that drew them."""
         own = torch.full_like(prompts, -1)
-        return cls(prompts, own) if tokens is None else cls(torch.cat([prompts, tokens], 1), torch.cat([own, version], 1))
+        if tokens is None or version is None:
+            return cls(prompts, own)
+        return cls(torch.cat([prompts, tokens], 1), torch.cat([own, version], 1))
 
     def rows(self, rows: Any) -> History:
         """The histories of some rows. rows: any index of a tensor [N, L]."""
