@@ -104,6 +104,7 @@ chromium:
 	&& DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o=Dpkg::Use-Pty=0 --no-install-recommends chromium > /dev/null; } \
 	|| echo "The tests open the report in chromium, which is missing (Debian: apt-get install chromium)"
 
+GPU ?=
 vllm: $(VENV)/vllm
 
 $(VENV)/vllm: $(VENV)/installed
