@@ -340,37 +340,3 @@ def test_four_over_six_per_token_is_that_of_each_row_by_itself():
     for row, out, s in zip(x, product, scale, strict=True):
         alone, scale_alone = casts.quantize_nvfp4(row[None], four_over_six=True)
         assert torch.equal(alone[0], out) and float(scale_alone) == float(s)
-
-
-def test_casts_agree_with_compressed_tensors():
-    """NVFP4's codes and scales, INT4's scales in BF16 and values; vLLM installs that package."""
-    pytest.importorskip("compressed_tensors")
-    from compressed_tensors.quantization import QuantizationArgs
-    from compressed_tensors.quantization.lifecycle.forward import fake_quantize
-    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
-
-    x = torch.randn(16, 128, generator=torch.Generator().manual_seed(5))
-    groups = x.unflatten(-1, (-1, casts.INT4_GROUP))
-    int4 = QuantizationArgs(num_bits=4, type="int", strategy="group", group_size=casts.INT4_GROUP, symmetric=True)
-    scale, zero = calculate_qparams(groups.amin(-1), groups.amax(-1), int4)
-    scale = scale.bfloat16().float()
-    assert torch.equal(casts.quantize_int4(x), fake_quantize(x, scale, zero, int4))
-
-    blocks = x.unflatten(-1, (-1, casts.NVFP4_BLOCK))
-    nvfp4 = QuantizationArgs(num_bits=4, type="float", strategy="tensor_group", group_size=casts.NVFP4_BLOCK, symmetric=True)
-    whole = generate_gparam(x.amin(), x.amax())  # 448·6/max|x|, the inverse of our scale
-    scale, zero = calculate_qparams(blocks.amin(-1), blocks.amax(-1), nvfp4, global_scale=whole)
-    product, ours = casts.quantize_nvfp4(x)
-    theirs = fake_quantize(x, scale.to(torch.float8_e4m3fn).float(), zero, nvfp4, global_scale=whole)
-    # It multiplies by an inverse scale, so fp32 may tip a code, by a spacing, or a block scale, by 2⁻³.
-    assert (product * ours - theirs).abs().gt(1e-5).float().mean() < 0.01
-
-
-def test_mxfp4_agrees_with_torchao():
-    pytest.importorskip("torchao")
-    from torchao.prototype.mx_formats.mx_tensor import ScaleCalculationMode, to_dtype, to_mx
-
-    x = torch.randn(16, 64, generator=torch.Generator().manual_seed(6))
-    scale, codes = to_mx(x, torch.float4_e2m1fn_x2, 32, ScaleCalculationMode.FLOOR)
-    theirs = to_dtype(codes, scale, torch.float4_e2m1fn_x2, 32, torch.float32)
-    assert torch.equal(casts.quantize_mxfp4(x), theirs)
