@@ -111,7 +111,7 @@ def plan(entry: str, words: Sequence[str], regimes: Regimes, seeds: Collection[i
 
     The entries NONE and CONTROL have no words. Raises UserError if an entry changes a section of BED, and on wrong overrides.
     """
-    runs = []
+    runs: list[Planned] = []
     own = [*(EXACT if entry == CONTROL else ()), *overrides(words)]
     for regime, given in regimes.items():
         if words and not runs:

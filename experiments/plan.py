@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -107,7 +108,7 @@ class StudyPlan:
         names = ["mean", "of reference", "difference", "low", "high", "p", "holm_p", "holds", "pairs"]
         return pd.DataFrame(rows, columns=["family", *selected, "arm", "reference", *names])
 
-    def _row(self, family: Comparisons, arm: str, reference: str, one: pd.DataFrame, other: pd.DataFrame) -> dict[str, object]:
+    def _row(self, family: Comparisons, arm: str, reference: str, one: pd.DataFrame, other: pd.DataFrame) -> dict[str, Any]:
         if self.paired:
             means = [part.groupby(self.paired)[self.endpoint].mean().dropna() for part in (one, other)]
             both = means[0].index.intersection(means[1].index)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from dataclasses import asdict
 from functools import cache, partial
 from itertools import groupby, product
 from pathlib import Path
@@ -79,7 +80,7 @@ def commands(
     kind = (number - 2) % 3
     if kind < 2:
         arms = list(ARMS)[:1] if kind == 0 else list(ARMS)[1:]
-        more = {"correction": ",".join(ARMS[arm] for arm in arms)} | ({"dump.every": EARLY} if kind == 0 else {})
+        more: dict[str, Any] = {"correction": ",".join(ARMS[arm] for arm in arms)} | ({"dump.every": EARLY} if kind == 0 else {})
         return [_study_command(bed, ",".join(sources), **more) for bed, sources in _by_bed(_left(part, arms, done))]
     if verdicts is None:
         raise UserError(f"list {number}: needs the verdicts of list {number - 2}; python -m experiments.verdict_study verdicts")
@@ -434,7 +435,7 @@ def _of(runs: pd.DataFrame, part: list[Regime]) -> pd.DataFrame:
 
 def _tune(runs: pd.DataFrame, about: pd.DataFrame) -> None:
     chosen = {policy: tuned(runs, about, policy) for policy in POLICIES}
-    found = {policy: {"v2": v2._asdict(), "best": best} for policy, (v2, best) in chosen.items()}
+    found = {policy: {"v2": asdict(v2), "best": best} for policy, (v2, best) in chosen.items()}
     (FOLDER / "rules.json").write_text(json.dumps(found, indent=2) + "\n")
     print(json.dumps(found, indent=2))
 

@@ -250,8 +250,7 @@ def _check_lengths(config: Config, task: Task, shape: PretrainedConfig) -> None:
     _check_partial(config, task.answer_length)
     _check_segments(config, isinstance(task, TurnTask | EnvironmentTask))
     section, context = config.task, shape.max_position_embeddings
-    text = isinstance(section, TextConfig | SumsConfig | ReasoningGymConfig)
-    if text and section.max_prompt + task.answer_length > context:
+    if isinstance(section, TextConfig | SumsConfig | ReasoningGymConfig) and section.max_prompt + task.answer_length > context:
         length = "the response of task.turns and task.turn_length" if isinstance(section, ToolsConfig) else "task.answer_length"
         raise UserError(
             f"task.max_prompt + {length}: {section.max_prompt + task.answer_length} tokens exceed the model's context of "

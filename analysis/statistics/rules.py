@@ -6,6 +6,7 @@ The study of the verdict (docs/decision.md) tunes and scores such rules, and `fa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
 
@@ -33,7 +34,8 @@ Rule = Callable[[Seen], str]
 """A rule of choice: information on an uncorrected run -> an arm."""
 
 
-class Cutoffs(NamedTuple):
+@dataclass(frozen=True)
+class Cutoffs:
     """The rule of verdict v2 for one deployed policy, with its cut-offs.
 
     The rule chooses no correction below `k3` or below `persistence`. Otherwise it chooses `short` for responses of at most

@@ -377,7 +377,9 @@ class LocalEngine(RolloutEngine):
         assert self.prefixes is not None
         last = prompts.shape[1] - 1
         new = torch.tensor([kv is None for kv in found], device=self.device)
-        routes = self._unrouted(len(prompts), last + 1)
+        routes, s = None, self.shape
+        if s.experts:
+            routes = Routes.unrouted(len(prompts), last + 1, s.layers, s.per_token, s.experts, self.device)
         if bool(new.any()):
             own = self._allocate(int(new.sum()), last)
             gaps = None if padding is None else padding[new]

@@ -34,7 +34,8 @@ def different_items(config: ReasoningGymConfig) -> list[dict[str, Any]]:
     Raises UserError if there are fewer.
     """
     wanted = config.train + config.held_out
-    dataset, items = _dataset(config, wanted * ATTEMPTS), {}
+    dataset = _dataset(config, wanted * ATTEMPTS)
+    items: dict[str, dict[str, Any]] = {}
     for number in range(wanted * ATTEMPTS):
         item = dataset[number]
         items.setdefault(item["question"], item | {"dataset": dataset})

@@ -1,6 +1,7 @@
 """The study of the verdict: lists, regret, tests, law and forecast, on records made by hand."""
 
 import json
+from dataclasses import asdict
 from math import comb
 
 import numpy as np
@@ -314,4 +315,4 @@ def test_rewards_of_prompts_are_kept(tmp_path, monkeypatch):
 
 def test_rules_as_they_are_frozen_come_back(tmp_path):
     one = Cutoffs(1e-3, 0.3, 20, "mask", "token")
-    assert Cutoffs(**json.loads(json.dumps(one._asdict()))) == one and constant("mask")(Seen(0, 0, 0, "none")) == "mask"
+    assert Cutoffs(**json.loads(json.dumps(asdict(one)))) == one and constant("mask")(Seen(0, 0, 0, "none")) == "mask"

@@ -6,6 +6,7 @@ import json
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -78,7 +79,7 @@ def replay_command(
     policies = POLICIES if deploy is None else (deploy,)
     answered = answers(verdict, lasting, records.verdict(), policies)
     limits = [f"Persistence: {lasting.why}."] if lasting.value is None else []
-    more = {"deployed": answered, "persistence": lasting.value, "persistence_note": lasting.why}
+    more: dict[str, Any] = {"deployed": answered, "persistence": lasting.value, "persistence_note": lasting.why}
     more["limitations"] = [*limits, *verdict.limitations]
     verdict = verdict.model_copy(update=more)
     compared = {name: verdict.presets} | _references(specs, verdict, {name})
