@@ -22,7 +22,7 @@ def lines(verdict: Verdict) -> list[str]:
     """Format a verdict in at most 23 lines of at most WIDTH printable characters, names cut to fit, and a line per gate."""
     d, m = verdict.dump, verdict.mismatch
     bad = f"; {d.bad_rows:,} bad rows left out" if d.bad_rows else ""
-    size = f"{d.name[:40]}: {d.responses:,} responses, {d.tokens:,} tokens, {d.batches:,} batch{'es' * (d.batches > 1)}{bad}"
+    size = f"{d.name[:48]}: {d.responses:,} responses, {d.tokens:,} tokens, {d.batches:,} batch{'es' * (d.batches > 1)}{bad}"
     sizes = f"Mismatch: ESS of token weights {_ess(m.ess_token)}, of sequence weights {_ess(m.ess_sequence)}. K3"
     first = diagnosis_lines(verdict.diagnosis)
     if not verdict.diagnosis.consistent:
