@@ -1,4 +1,4 @@
-"""Fault `fill`: a column holds numbers that are no log-probabilities."""
+"""Fault `fill`: log μ or log π of a batch holds numbers that are no log-probabilities."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import SKYRL, VERL, VLLM, Fault

@@ -1,4 +1,4 @@
-"""Fault `permuted`: rows of one column belong to other responses."""
+"""Fault `permuted`: rows of log μ or log π belong to other responses of the batch."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import Fault, beyond, ratio
@@ -6,8 +6,8 @@ from algos.faults.base import Fault, beyond, ratio
 SHARE = 0.06
 """Minimum share of responses that fit another row; 0.039 was the maximum without a fault, on a task of few values."""
 LOST = 0.75
-"""Minimum of (1 − r)/share, with r the correlation of the columns and the share of permuted responses. Permuted rows are
-uncorrelated, so their share lowers r by as much. Old weights that made some rows fit elsewhere had 0.69."""
+"""Minimum of (1 − r)/share, with r the correlation of log μ and log π and the share of permuted responses. Permuted rows are
+uncorrelated, so their share lowers r by as much. Old weights that made some rows fit other rows had 0.69."""
 
 
 def _signature(s: Statistics) -> float | None:

@@ -36,7 +36,7 @@ def ppo(
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float, dual_clip: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """PPO's surrogate [B, T], the tokens where it differs from −A·r, and those at the dual clip |A|·c (None without one)."""
+    """PPO's loss by ratio r and advantage A, where it differs from −A·r, and where the dual clip (None without) acts, [B, T]."""
     free = -advantages * ratio
     value, capped = torch.maximum(free, -advantages * ratio.clamp(1 - eps_low, 1 + eps_high)), None
     if dual_clip is not None:
