@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 STD_FLOOR = 1e-6
-"""Added to a standard deviation, so that equal rewards give advantage 0 and not 0/0. verl and SkyRL: 1e-6, TRL: 1e-4."""
+"""Added to a standard deviation of rewards, so that equal rewards give advantage 0 and not 0/0. verl, SkyRL: 1e-6; TRL: 1e-4."""
 
 
 def advantage(*needs: str) -> Callable:

@@ -75,7 +75,7 @@ def _claimed(kind: str, targets: dict[str, Any], name: str, load: Callable[[], A
 
 
 class _Absent(Exception):
-    """Raised when the module or attribute that a path names does not exist: the path is wrong, not the plug-in."""
+    """Raised when a path `package.module:attribute` names a module or attribute that does not exist."""
 
 
 def _import(path: str) -> Any:

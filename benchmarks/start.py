@@ -1,6 +1,6 @@
 """Processor time of a start, of a run in a process of its own, and of one forked as in a packed sweep.
 
-The lower limit is a process that only imports, as a run does, torch, transformers' Qwen3 and DeepSpeed.
+The lower limit is a process that does nothing but import torch, transformers' Qwen3 and DeepSpeed, as every run must.
 """
 
 import importlib

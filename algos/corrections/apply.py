@@ -90,7 +90,7 @@ def mean_weight(weights: Tensor, batch: Batch, level: str) -> Tensor:
 
 
 def kept_tokens(ratio: Ratio, spec: Correction) -> Tensor:
-    """The tokens that every `Reject` filter of the correction keeps, [B, T] bool."""
+    """The tokens of a batch that every `Reject` filter of the correction `spec` keeps, [B, T] bool; plug-ins are left out."""
     kept = ratio.mask
     for name, filter_ in spec.reject.items():
         if isinstance(filter_, Reject):

@@ -14,16 +14,16 @@ from typing import Any, Literal, get_args
 from algos.parameters import LARGE, SMALL
 
 Level = Literal["token", "prefix", "sequence", "geometric", "segment", "segment_geometric", "group"]
-"""Where ρ is taken. token: each token. prefix: the product over the response up to and with the token. sequence: the
-product over the response. geometric: exp of the mean log ratio of the response. segment and segment_geometric: the product and
-the geometric mean over each segment (turn) of the response. group, for weights only: GEPO's ratio, the geometric mean of π
+"""Level of the ratio ρ = π/μ. token: of each token. prefix: product over the response up to and with the token. sequence:
+product over the response. geometric: exp of the mean log ratio of the response. segment and segment_geometric: product and
+geometric mean over each segment (turn) of the response. group, for weights only: GEPO's ratio, the geometric mean of π
 over the response's tokens, divided by the expectation of that of μ among the responses to its prompt."""
 
 Action = Literal["truncate", "clip", "mask"]
 Statistic = Literal["ratio", "k2", "k3", "prob_diff", "mult_error", "binary_kl"]
 RejectLevel = Literal["token", "prefix", "sequence", "geometric", "segment", "segment_geometric", "worst_token", "suffix"]
 SUMS = ("prefix", "sequence", "segment")
-"""Levels at which a statistic is a sum over tokens, so that it grows with their number."""
+"""Levels at which a filter's statistic is a sum over tokens, so that it grows with their number."""
 When = Literal["all", "negative_advantage"]
 RatioNumerator = Literal["old", "current"]
 Proximal = Literal["old", "rollout"]
@@ -149,7 +149,7 @@ class Reject:
 
 @dataclass(frozen=True)
 class Plugin:
-    """A filter from the registry `corrections`, for a rule that no `Reject` can express. params: keywords of `function`."""
+    """A filter of tokens from the registry `corrections`, for a rule that no `Reject` can express."""
 
     function: str
     """Name of a filter in the registry `corrections`, or a path `package.module:attribute`."""
@@ -199,7 +199,7 @@ class Correction:
 
     @property
     def weighs(self) -> bool:
-        """Whether the correction puts a weight on the loss."""
+        """Whether the correction multiplies the loss by a weight, rather than computing none or one for its metrics only."""
         return self.weight.level is not None and self.weight.apply
 
     @property

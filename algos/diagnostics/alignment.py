@@ -21,9 +21,9 @@ TYPICAL = 0.1
 SMALLEST = 0.05
 """Minimum mean |log μ − log π| in nats of a response that can be called shifted or permuted."""
 LONGEST = 256
-"""Number of leading tokens of a response that are compared with other rows."""
+"""Maximum number of leading tokens by which a response is compared with other rows of the batch."""
 SHORTEST = 8
-"""Minimum number of tokens of a response that can be called shifted or permuted; shorter ones fit elsewhere by chance."""
+"""Minimum number of tokens of a response that can be called shifted or permuted; shorter ones fit other rows by chance."""
 
 
 def alignment(pairs: LogpPairs) -> dict[str, float]:

@@ -12,7 +12,7 @@ from algos.diagnostics.pairs import LogpPairs, clustered_mean
 SAME = 1e-4
 """Distance in nats within which two log π after equal prefixes count as the same token, when token ids are not given."""
 MOST = 8
-"""Number of later responses to the same prompt that each response is compared with, at most."""
+"""Maximum number of later responses to the same prompt with which each response is compared."""
 FEWEST = 20
 """Minimum number of pairs of responses to one prompt whose tokens at a position are compared, for the position to be shared."""
 
@@ -77,6 +77,6 @@ def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, floa
 
 
 def _of_the_null(n: int, found: float, expected: float) -> float:
-    """The deviate ±√(2n·KL(found‖expected)) of a share `found` of n draws; `collisions` has the equation."""
+    """The normal deviate ±√(2n·KL(found‖expected)) of a share `found` of n draws, when the share `expected` is expected."""
     f, e = (torch.tensor([share, 1 - share], dtype=torch.float64) for share in (found, expected))
     return math.copysign(math.sqrt(2 * n * max(0.0, float((torch.xlogy(f, f) - torch.xlogy(f, e)).sum()))), found - expected)

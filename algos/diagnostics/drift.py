@@ -10,7 +10,7 @@ from torch import Tensor
 from algos.diagnostics.pairs import LogpPairs, Mean, clustered_mean
 
 STRATA = 20
-"""Number of bins of log μ, each with equally many tokens."""
+"""Number of bins of log μ, each with equally many tokens, whose mean log π − log μ is subtracted."""
 
 
 def drift(pairs: LogpPairs) -> dict[str, float]:

@@ -21,7 +21,7 @@ from algos.diagnostics.pairs import LogpPairs, Mean
 from algos.diagnostics.positions import bin_of
 
 BIN_EDGES = (-8.0, -4.0, -2.0, -1.0, -0.5, -0.1)
-"""Edges of the bins of log μ, in nats."""
+"""Edges, in nats, of the bins of log μ in which the mean of π/μ is reported."""
 
 
 def identity(pairs: LogpPairs) -> dict[str, float]:

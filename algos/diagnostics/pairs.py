@@ -74,7 +74,7 @@ class LogpPairs:
 
     @cached_property
     def k3(self) -> Tensor:
-        """The K3 estimator ρ − 1 − l ≥ 0 of each token, [n]."""
+        """The K3 estimator ρ − 1 − log ρ ≥ 0 of each token, ρ = π_old/μ, [n]."""
         return torch.expm1(self.l) - self.l
 
     @cached_property

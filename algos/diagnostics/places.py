@@ -57,7 +57,7 @@ def places(pairs: LogpPairs) -> dict[str, float]:
 
 
 def _difference(a: Mean, b: Mean) -> float:
-    """The difference a − b over its error as a normal deviate, as if the means were independent; NaN where one is missing."""
+    """The difference a − b of two means over its error, as a normal deviate; NaN if a or b is. a and b count as independent."""
     return normal(a.mean - b.mean, math.hypot(a.error, b.error), min(a.clusters, b.clusters) - 1)
 
 

@@ -14,7 +14,7 @@ BINS = 16
 
 
 def positions(batch: Batch, policy: Tensor | None = None) -> dict[str, Tensor]:
-    """Mismatch by a token's position and by a response's length over a whole batch: fp64 scalars by name."""
+    """Mismatch of a whole batch by token position and by response length: fp64 scalars by name. policy: log π, None for π_old."""
     return finish_positions(position_rows(batch, policy))
 
 

@@ -21,14 +21,14 @@ formats, and fp32 that of another order of summation. fp8_cache is BF16 with key
 larger models."""
 
 EXCESS = 4.0
-"""Largest K3 attributed to rounding, as a multiple of the K3 measured for the precision."""
+"""Largest K3 attributed to rounding, as a multiple of the K3 that was measured for the sampler's precision."""
 
 EXCESS_OF_BASELINE = 3.0
 """Largest K3 attributed to rounding, as a multiple of the K3 of a dump that the same model wrote without a fault. In 25 steps of
 training, K3 rose to at most 2.1 times that of the first step, at known precisions of dense models."""
 
 COARSEST = 1.0
-"""Largest K3 attributed to rounding when the precision is not known: about `EXCESS` times that of 4-bit weights."""
+"""Largest K3 attributed to rounding when the sampler's precision is not known: about 4 times that of 4-bit weights."""
 
 
 def most(precision: str | None, baseline: float | None = None) -> float:

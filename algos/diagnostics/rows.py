@@ -1,7 +1,7 @@
 """Diagnostics in two steps, so that a result does not depend on how the batch is split.
 
-A `*_rows` function reduces each response to a few numbers. `merge` concatenates the rows of micro-batches and ranks. A `finish_*`
-function reduces the rows of the whole batch: a maximum is then a maximum, and an ESS that of the global batch.
+A `*_rows` function reduces each response to a few numbers, its row. `merge` concatenates the rows of micro-batches and ranks. A
+`finish_*` function reduces the rows of the whole batch, so that a maximum or an effective sample size is that of the whole batch.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ def count(flags: Tensor) -> Tensor:
 
 
 def highest(values: Tensor, mask: Tensor) -> Tensor:
-    """The largest value of each row over `mask`; −∞ for an empty row."""
+    """The largest of `values` in each row where `mask` is True; −∞ for a row without such a value."""
     if not values.shape[-1]:
         return values.new_full(values.shape[:-1], -torch.inf)
     return torch.where(mask, values, -torch.inf).amax(-1)
 
 
 def lowest(values: Tensor, mask: Tensor) -> Tensor:
-    """The smallest value of each row over `mask`; ∞ for an empty row."""
+    """The smallest of `values` in each row where `mask` is True; ∞ for a row without such a value."""
     return -highest(-values, mask)
 
 

@@ -8,7 +8,7 @@ from algos.diagnostics.pairs import LogpPairs
 from algos.diagnostics.places import moved
 
 SURE, DOUBTED = 0.9, 0.5
-"""Thresholds of a flip: a token with a probability above SURE by the sampler and below DOUBTED by the trainer."""
+"""A token flips if the sampler gives it a probability above SURE, and the trainer one below DOUBTED."""
 
 
 def tails(pairs: LogpPairs) -> dict[str, float]:

@@ -17,9 +17,9 @@ FEWEST = 3
 FLOOR = -15.0
 """Bound in nats: a log-probability below it that occurs at several tokens is a floor, such as log 1e-8 = -18.4."""
 IMPOSSIBLE = -100.0
-"""Bound in nats: a token of log μ below it was not sampled, since e⁻¹⁰⁰ is 4e-44."""
+"""Bound in nats: a token whose log μ is below it cannot have been sampled, since e⁻¹⁰⁰ is 4e-44."""
 FAR = 0.5
-"""Minimum mean |log ratio| in nats at a fill value. A token that is certain in both columns has both near 0."""
+"""Minimum mean |log π − log μ| in nats at a fill value, because a token that is certain under both policies has both near 0."""
 
 
 class Fill(NamedTuple):

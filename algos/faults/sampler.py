@@ -1,4 +1,4 @@
-"""Fault `sampler`: the tokens were drawn with other probabilities than the logged ones."""
+"""Fault `sampler`: the tokens were drawn with probabilities that differ from the logged ones."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import SKYRL, SURE, TRL, VERL, VLLM, VLLM_MODE, Fault, beyond

@@ -1,4 +1,4 @@
-"""Fault `stale`: the sampler's weights are older than reported."""
+"""Fault `stale`: the weights with which the sampler generated are older than reported."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, SKYRL, TRL, VERL, Fault, beyond

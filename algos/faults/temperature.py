@@ -1,4 +1,4 @@
-"""Fault `temperature`: the trainer computes at another temperature than the sampler, whose logged numbers are right."""
+"""Fault `temperature`: the trainer's temperature differs from that of the sampler, whose logged numbers are right."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import OFF, PRIME, SKYRL, TRL, VERL, VLLM_MODE, Fault, beyond

@@ -28,7 +28,7 @@ def ppo(
     c = `dual_clip` > 1 (absolute ratio) or None. Source: arXiv 1707.06347 eq. 7; asymmetric range: DAPO, arXiv
     2503.14476 eq. 10; dual clip: arXiv 1912.09729 eq. 5. Gradient: −A·r·∇log π_θ where not clipped, else 0.
     Limits: at r = 1, or for ε_low = 1, ε_high → ∞ without dual clip, the gradient of −A·r.
-    Raises ValueError on ε < 0, ε_low > 1 or c ≤ 1.
+    Raises ValueError on eps_low or eps_high < 0, eps_low > 1 or dual_clip ≤ 1.
     """
     return TokenLoss(*clipped_surrogate(bounded_exp(logp - logp_prox), advantages, eps_low, eps_high, dual_clip))
 

@@ -29,7 +29,7 @@ def gspo(
     T], ε = `eps_low`, `eps_high` (offsets from ratio 1), sg stops the gradient. Source: arXiv 2507.18071 eq. 5 to 7,
     token form eq. 13 and 14. Gradient: −A·s·∇log π_θ where not clipped. The paper reduces by seq_mean_token_mean.
     Limits: at π_θ = π_prox the gradient of `ppo`; for one A per response, the gradient through the response's ratio.
-    Raises ValueError on ε < 0 or ε_low > 1.
+    Raises ValueError on eps_low or eps_high < 0, or eps_low > 1.
     """
     ratio = _straight_through(at_level((logp - logp_prox).detach(), mask, "geometric"), logp)
     return TokenLoss(*clipped_surrogate(ratio, advantages, eps_low, eps_high))
