@@ -193,9 +193,9 @@ def _column_problems(table: pa.Table, name: str) -> Iterator[tuple[int, str]]:
 
 
 def _mask_of(table: pa.Table, sound: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Mask at the values of a column, flat; True where the row has no usable mask.
+    """Value of `mask` at each value of a list column, as one flat array; True where the row has no usable mask.
 
-    lengths: number of values in each row. sound: rows whose number of values is the length of the response.
+    lengths: number of values in each row. sound: whether that number is the length of the response, for each row.
     """
     if "mask" not in table.column_names:
         return np.ones(lengths.sum(), dtype=bool)

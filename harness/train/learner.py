@@ -38,7 +38,7 @@ Part = Literal["batch", "mini_batch", "micro_batch"]
 
 
 def corrected_part(config: Config) -> Part:
-    """The part of a step that is corrected in one call: batch, mini-batch or micro-batch.
+    """The part of a step whose correction is computed in one call: batch, mini-batch or micro-batch.
 
     batch: by π_old/μ, before the first optimizer step. mini_batch: by π_θ/μ, with an extra forward pass before each optimizer
     step. micro_batch: by π_θ/μ from the forward pass that is differentiated, if no π_old is scored.
@@ -98,13 +98,13 @@ class Learner:
         return logp
 
     def _step_scale(self, batch: Batch) -> float:
-        """Factor by which actor.ess_scaling multiplies the learning rate of a mini-batch: ESS^p with p = 0, 1/2 or 1."""
+        """Factor of actor.ess_scaling on a mini-batch's learning rate: share of effective samples to the power 0, ½ or 1."""
         power = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[self.config.actor.ess_scaling]
         return float(ess_share(batch)) ** power if power else 1.0
 
     @property
     def follows_current(self) -> bool:
-        """Whether the loss or the correction takes the current ratio π_θ/μ: proximal=rollout or correction.ratio=current."""
+        """Whether loss or correction use the current policy's ratio π_θ/μ: proximal=rollout or correction.ratio=current."""
         return self.config.proximal == "rollout" or self.config.correction.ratio == "current"
 
     def _correct(self, mini: TrainingBatch) -> tuple[Corrected | None, Rows | None]:
@@ -146,7 +146,7 @@ class Learner:
         return logp_all, sums
 
     def _current_logp(self, rows: TrainingBatch) -> tuple[Tensor, Tensor]:
-        """Return (log π_θ, entropy) of some rows, with gradient. While π_θ = π_old, log π_θ is `logp_old` bit for bit."""
+        """Return (log π_θ, entropy) of the batch `rows`, with gradient. While π_θ = π_old, log π_θ is exactly `logp_old`."""
         forward, entropy = self.actor.logp(rows.prompts, rows.tokens, rows.replay)
         return (forward if rows.batch.logp_old is None else _from_old(forward, rows)), entropy
 
@@ -155,7 +155,7 @@ class Learner:
 
         Statistics of filters, probabilities and positions are added every diagnostics.every steps. logp: log π_θ from
         `update`; it replaces a π_old that was not scored. With correction.ratio=current the correction of π_old/μ is not the
-        applied one, and its metrics are named `old/…`. Undefined metrics are absent. A batch without tokens has none.
+        applied one, and its metrics are named `old/…`. Undefined metrics are absent. A batch without tokens has no metrics.
         """
         batch, spec, due = made.batch, self.config.correction, self.config.diagnostics.due(step)
         if not batch.mask.any():
@@ -174,7 +174,7 @@ class Learner:
 
 
 def _from_old(forward: Tensor, rows: TrainingBatch) -> Tensor:
-    """log π_θ as log π_old plus the training forward's change since π_old. The change is 0 bit for bit until the policy moves."""
+    """Return log π_θ as log π_old plus the change of the training forward since π_old, which is exactly 0 until π_θ moves."""
     assert rows.batch.logp_old is not None
     start = forward.detach() if rows.forward_old is None else rows.forward_old
     return rows.batch.logp_old + (forward - start)

@@ -62,7 +62,7 @@ class Scorer:
     def load_weights(self, version: int) -> None:
         """Have the trainer's own policy take the actor's weights when it is next asked for.
 
-        Without exact scoring that is only where a step evaluates. If the rollout engine is that policy, it has them already.
+        Without exact scoring it is asked for at evaluations only. If the rollout engine is that policy, it has the weights.
         """
         if self.policy is not None and self.policy is not self.engine:
             self._unloaded = version
@@ -96,7 +96,7 @@ class Scorer:
         return self.score_by(self.reference, responses.prompts, responses.rollout.tokens, self.recorded(responses.rollout))
 
     def replayed(self, rollout: Rollout) -> Recorded | None:
-        """Return the engine's records that π_old replays when it is scored; None if it replays nothing."""
+        """Return the engine's records (experts, sampling masks) that π_old replays when it is scored; None if there are none."""
         return self.recorded(rollout, replayed_routes(rollout, self.config.routing.replay))
 
     def recorded(self, rollout: Rollout, routes: Routes | None = None) -> Recorded | None:
@@ -105,7 +105,7 @@ class Scorer:
         return None if routes is None and support is None else Recorded(routes, support)
 
     def _is_own(self, rollout: Rollout) -> bool:
-        """Whether the trainer's own policy sampled the rollout with its present weights, so that scoring would repeat it."""
+        """Whether the trainer's own policy sampled `rollout` with its present weights, so that scoring would repeat sampling."""
         if self.policy is not self.engine or self.engine.version is None:
             return False
         return bool(rollout.version[rollout.written].eq(self.engine.version).all())

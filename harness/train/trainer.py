@@ -20,7 +20,7 @@ from harness.train.persistence import Persistence
 from harness.train.routing.metrics import routing_metrics
 
 PERSISTENCE, ENGINE = "persistence.", "engine."
-"""Prefixes of the checkpoint keys of the persistence tensors, and of the rollout engine's state."""
+"""Prefixes of the checkpoint keys under which the tensors of `Persistence`, and those of the rollout engine, are saved."""
 
 
 class Trainer:
