@@ -42,7 +42,7 @@ class Arm(NamedTuple):
 def arm(config: Mapping[str, Any]) -> Arm:
     """Return the arm of a single run from its config alone. Raises KeyError on an incomplete config.
 
-    A weight that is computed only for its metrics (apply=false) does not count as a correction.
+    An importance weight that is computed only for its metrics (apply=false) does not count as a correction.
     """
     weight = config["correction"]["weight"]
     parts = [f"{weight['level']}-{weight['action']}"] if weight["level"] and weight.get("apply", True) else []

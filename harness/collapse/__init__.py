@@ -48,7 +48,7 @@ class Detector(Protocol):
 
 
 class Detectors:
-    """All detectors of a run, by name. Each is fed every row until it has reported an event."""
+    """All detectors of a run, by name. Each is fed every row of metrics until it has reported an event."""
 
     def __init__(self, detectors: Mapping[str, Detector]):
         self.detectors = detectors
@@ -56,7 +56,7 @@ class Detectors:
         """Name of each detector that has reported an event -> the event."""
 
     def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Event]:
-        """Feed the row of a step to the detectors that have not reported. Returns the events that it completes, by detector."""
+        """Feed a step's metrics to the detectors that have not reported. Returns the events that it completes, by detector."""
         watching = {name: detector for name, detector in self.detectors.items() if name not in self.events}
         completed = {name: event for name, detector in watching.items() if (event := detector.observe(step, metrics))}
         self.events |= completed

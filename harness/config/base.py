@@ -28,7 +28,7 @@ def name_of(value: Any) -> str | None:
 
 
 class Strict(BaseModel):
-    """Immutable base class of config sections. Unknown keys, values of another type, infinite numbers and NaN are refused.
+    """Immutable base class of config sections. Unknown keys, values of a wrong type, infinite numbers and NaN are refused.
 
     `--help` shows the docstring below a field. A field's default is how runs behaved before the key was added, so it never
     changes (`harness.config.digest`). New runs get the values of experiments/conf.

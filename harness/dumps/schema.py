@@ -165,7 +165,7 @@ def _column_problems(table: pa.Table, name: str) -> Iterator[tuple[int, str]]:
     used = inside & _mask_of(table, sound, lengths)
 
     def first(bad: np.ndarray, what: Callable[[int, int], str]) -> Iterator[tuple[int, str]]:
-        """The first invalid value of each row, as pairs (row, what(index, position in the row))."""
+        """First value of each row in the mask `bad` of flat values, as pairs (row, what(flat index, position in the row))."""
         indices = np.flatnonzero(bad)
         ends = np.cumsum(lengths)
         rows, own = np.unique(np.searchsorted(ends, indices, "right"), return_index=True)

@@ -19,8 +19,7 @@ from harness.rollouts import Rollout, RolloutEngine
 from harness.tasks import PAD
 
 QUANTISED = 1.0
-"""Tolerated mean difference from the actor's log-probabilities, in nats, of an engine with a quantised part. Wrong weights
-differ by several nats."""
+"""Tolerated mean difference of a quantised engine from the actor's log-probabilities, in nats. Wrong weights give several."""
 UNNOTICED = 0.1
 """Share of the tolerance by which the actor's log-probabilities may move before an engine with unchanged ones counts as stale."""
 
@@ -47,8 +46,7 @@ class SyncCheck:
 
     @torch.no_grad()
     def __call__(self, engine: RolloutEngine, actor: TrainedPolicy) -> float | None:
-        """Return the mean difference of the engine's log-probabilities from the actor's, in nats; None if the actor's are not
-        finite. Raises UserError if the engine has other weights."""
+        """Return mean |log μ − log π| of engine and actor in nats; None if log π is not finite. UserError on other weights."""
         rollout = engine.generate(self.prompts, self.uniforms)
         logp = actor.logp(self.prompts, rollout.tokens)[0]
         if not logp.isfinite().all():

@@ -40,8 +40,9 @@ Part = Literal["batch", "mini_batch", "micro_batch"]
 def corrected_part(config: Config) -> Part:
     """The part of a step whose correction is computed in one call: batch, mini-batch or micro-batch.
 
-    batch: by π_old/μ, before the first optimizer step. mini_batch: by π_θ/μ, with an extra forward pass before each optimizer
-    step. micro_batch: by π_θ/μ from the forward pass that is differentiated, if no π_old is scored.
+    batch: by π_old/μ (old policy to engine), before the first optimizer step. mini_batch: by π_θ/μ (trained policy to engine),
+    with an extra forward pass before each optimizer step. micro_batch: by π_θ/μ of the pass that is differentiated, if no π_old
+    is scored.
     """
     if config.actor.scoring == "none":
         return "micro_batch"
@@ -66,7 +67,7 @@ class Learner:
     def update(self, made: TrainingBatch, order: list[Tensor], *, complete: bool = False) -> tuple[dict[str, Tensor], Tensor]:
         """Take one optimizer step per mini-batch of `order`. Returns (metrics, log π_θ [B, T] in nats).
 
-        A token's log π_θ is that just before the last optimizer step on it. If the loss or the correction takes π_θ/μ, the
+        A token's log π_θ is that just before the last optimizer step on it. If the loss or the correction uses π_θ/μ, the
         metrics include its mismatch and the applied correction, and with `complete` the statistics of the filters.
         """
         logp = torch.zeros_like(made.batch.logp_rollout)
@@ -88,7 +89,7 @@ class Learner:
         return means | over_minibatches(trained) | norm_metrics("actor", norms), logp
 
     def observe(self, made: TrainingBatch, order: list[Tensor]) -> Tensor:
-        """Return log π_θ [B, T] in nats for a step without an optimizer step of the policy, such as one of a critic's warm-up."""
+        """Return the policy's log-probabilities [B, T] in nats for a step that does not train it, as in a critic's warm-up."""
         if made.batch.logp_old is not None:
             return made.batch.logp_old
         logp = torch.zeros_like(made.batch.logp_rollout)
@@ -108,7 +109,7 @@ class Learner:
         return self.config.proximal == "rollout" or self.config.correction.ratio == "current"
 
     def _correct(self, mini: TrainingBatch) -> tuple[Corrected | None, Rows | None]:
-        """Return (correction of a mini-batch, None if each micro-batch makes its own; its diagnostic rows, if made here)."""
+        """Return (correction of a mini-batch; its diagnostic rows if made here), or None twice if micro-batches make theirs."""
         match self.corrected_part:
             case "batch":
                 return mini.corrected, None

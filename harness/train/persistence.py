@@ -1,6 +1,6 @@
 """Persistence of the mismatch: engine and trainer score the same responses again 1, 5 and 20 syncs of the weights later.
 
-l_s [R, T] is log π_s − log μ_s of fixed responses with the weights of sync s. The persistence over k syncs is
+l_s [R, T] is log π_s − log μ_s (trainer, engine) of fixed responses with the weights of sync s. The persistence over k syncs is
 
     persistence_k = Σ l_s·l_(s+k) / √(Σ l_s² · Σ l_(s+k)²)
 

@@ -1,4 +1,4 @@
-"""Scoring of responses: log-probabilities under π_old and a KL term's reference, with the rollout's records replayed."""
+"""Scoring of responses: log-probabilities under the old policy π_old and a KL term's reference, with the engine's records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Support = Callable[[Rollout], Tensor | None]
 
 
 class Scorer:
-    """Scores responses under π_old, by the training forward or by the trainer's own policy as a sampler.
+    """Scores responses under π_old, the policy before the step, by the training forward or by the own policy as a sampler.
 
     Life cycle: for each step `load_weights`, then `score`, before the actor's next optimizer step.
 
@@ -68,7 +68,7 @@ class Scorer:
             self._unloaded = version
 
     def score(self, responses: Responses, order: list[Tensor]) -> Scores:
-        """Log-probabilities of responses under π_old and the KL term's reference. order: row numbers of each mini-batch."""
+        """Log-probabilities of responses under π_old, the policy before the step, and π_ref. order: rows of each mini-batch."""
         rollout, scoring = responses.rollout, self.config.actor.scoring
         old = forward_old = None
         replay = replay_old = self.replayed(rollout)
@@ -111,7 +111,7 @@ class Scorer:
         return bool(rollout.version[rollout.written].eq(self.engine.version).all())
 
     def score_forward(self, responses: Responses, order: list[Tensor], replay: Recorded | None) -> Tensor:
-        """log π_old [B, T] by the training forward, in the mini-batches of the first epoch, which contain all rows."""
+        """Return log π_old [B, T] by the training forward, in the mini-batches of the first epoch, which contain all rows."""
         tokens = responses.rollout.tokens
         logp = torch.zeros(tokens.shape, device=tokens.device)
         for rows in order[: self.config.actor.num_minibatches]:
@@ -143,6 +143,6 @@ class Scorer:
         return self.ranks.gather(logp), None if routes is None else routes.map(self.ranks.gather)
 
     def scored_batch(self, prompts: Tensor, rollout: Rollout) -> Batch:
-        """Batch of an engine's rollout with its π_old: the mismatch that a correction would see, replayed records included."""
+        """Batch of an engine's rollout, scored under π_old as a correction would see it, with the engine's records replayed."""
         logp = self.score_by(self.own_policy, prompts, rollout.tokens, self.replayed(rollout))
         return Batch(rollout.logp, rollout.mask, logp_old=logp)

@@ -42,7 +42,7 @@ class Trainer:
         self.clock = self.sampler.clock
 
     def step(self, step: int) -> dict[str, float]:
-        """Run a step: prompts → rollout → reward → π_old → advantages → correction → objective and optimizer steps."""
+        """Run step number `step`: rollout, rewards, log π_old, advantages, correction, optimizer steps. Returns its metrics."""
         sampler, learner = self.sampler, self.learner
         self.clock.restart()
         seed_globals(self.config.seed, step)

@@ -80,7 +80,7 @@ class Diagnoses:
         return diagnosis_metrics(found)
 
     def _diagnosis(self, done: Finished) -> Diagnosis:
-        """Diagnose a step's batch, or as many of its prompts as CELLS allows. log π_θ replaces an unscored log π_old."""
+        """Diagnose a step's batch, or as many of its prompts as CELLS allows. log π_θ replaces a missing log π_old."""
         batch, rollout = done.made.batch, done.responses.rollout
         if batch.logp_old is None:
             batch = batch._replace(logp_old=done.logp)

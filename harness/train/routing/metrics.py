@@ -14,7 +14,7 @@ from harness.train.scorer import Scorer
 
 
 def routing_metrics(scorer: Scorer, responses: Responses, scores: Scores, order: list[Tensor]) -> dict[str, Tensor]:
-    """Metrics of the routes of π_old and of the engine; {} for a dense model or without a scored π_old.
+    """Metrics of the experts of the old policy π_old and of the engine; {} for a dense model or without a scored π_old.
 
     π_old is scored twice more for them: with its own experts, and with the engine's unless routing.replay has done that.
     """
