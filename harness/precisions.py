@@ -72,7 +72,7 @@ UNQUANTISED = ", ".join(name for name, precision in PRECISIONS.items() if precis
 
 
 def vllm_option(weights: str | None, activations: str | None) -> str | None:
-    """vLLM's name of a pair of formats (None: not quantised): UNQUANTISED if neither is; None if vLLM does not support it."""
+    """vLLM's name of two formats (None: not quantised): UNQUANTISED if neither is; None if vLLM does not support the pair."""
     if weights is None and activations is None:
         return UNQUANTISED
     rows = ((name, row) for name, row in PRECISIONS.items() if row.vllm is not None)

@@ -195,10 +195,10 @@ class Entropy:
 class Length:
     """D4, a warning: the lengths of the responses degenerate.
 
-    For `consecutive` steps in a row more than `share` of the responses are cut off at the maximum length. Or more than `share`
-    share one length, although at some earlier step no length was so frequent. The onset is the first of these steps. The
-    detector reads `rollout/truncated` and `rollout/same_length`, recorded only by tasks whose responses can end early. A
-    correction that rejects long responses can cause this event.
+    For `consecutive` steps in a row more than a fraction `share` of the responses are cut off at the maximum length. Or more
+    than that fraction have the same length, although at some earlier step no length was so frequent. The onset is the first of
+    these steps. The detector reads `rollout/truncated` and `rollout/same_length`, recorded only by tasks whose responses can end
+    early. A correction that rejects long responses can cause this event.
     """
 
     role = "warning"

@@ -46,7 +46,7 @@ class SyncCheck:
 
     @torch.no_grad()
     def __call__(self, engine: RolloutEngine, actor: TrainedPolicy) -> float | None:
-        """Return mean |log μ − log π| of engine and actor in nats; None if log π is not finite. UserError on other weights."""
+        """Return mean |log μ − log π|, engine to actor, in nats; None if π is not finite. Raises UserError on wrong weights."""
         rollout = engine.generate(self.prompts, self.uniforms)
         logp = actor.logp(self.prompts, rollout.tokens)[0]
         if not logp.isfinite().all():

@@ -349,10 +349,7 @@ class LocalEngine(RolloutEngine):
         return tokens, chosen, Recorded(routes, recorded)
 
     def _roots(self, prompts: Tensor, places: int, replay: Routes | None, history: History | None) -> _Nodes:
-        """Root nodes of the sample trees of prompts [N, P], all different, with a KV cache for `places` places.
-
-        history: tokens and versions of the prompts if they are beginnings of responses that may go on, else None.
-        """
+        """Root nodes of the sample trees of different prompts [N, P], with a KV cache of `places`. history: see `_decode`."""
         if places > self.config.max_position_embeddings:
             raise ValueError(f"{places} positions exceed the model's {self.config.max_position_embeddings}")
         self._cos, self._sin = (self._round(table.to(self.device)) for table in self.shape.rotary(places))
@@ -456,7 +453,7 @@ class LocalEngine(RolloutEngine):
         return logits if self.exact_head else self._round(logits), Routes.stack(taken, rows) if taken else None
 
     def _turn(self, at: int, n: int, padding: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the rotary embedding at positions at..at+n−1: [n, 1, D], or [B, n, 1, D] under padding."""
+        """Cosines and sines of the rotary embedding at positions at..at+n−1: [n, 1, D], or [B, n, 1, D] with padding."""
         if padding is None:
             return self._cos[at : at + n], self._sin[at : at + n]
         positions = (torch.arange(at, at + n, device=self.device) - padding[:, None]).clamp(min=0)

@@ -136,7 +136,7 @@ class PrefixCache:
 
 
 def put(cache: Cache, rows: Tensor, other: Cache) -> None:
-    """Copy keys and values `other`, [n, H, L, D] each, into the first L places of the n rows of `cache` in the mask `rows`."""
+    """Copy keys and values `other`, [n, H, L, D] each, into the first L places of `cache`, in the n rows of mask `rows`."""
     for mine, theirs in zip(cache, other, strict=True):
         for target, source in zip(mine, theirs, strict=True):
             target[rows, :, : source.shape[2]] = source

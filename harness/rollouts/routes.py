@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Routes(NamedTuple):
-    """Experts that computed L places in each of B rows, a prompt and its response each.
+    """Experts that computed L token positions (places) in each of B rows, which hold a prompt and its response.
 
     To sample T tokens after a prompt of P, an engine computes L = P + T − 1 places, and place P − 1 + t predicts token t. The
     last token is never computed and has no route.

@@ -26,7 +26,7 @@ class Question(NamedTuple):
 
 
 class Evaluator:
-    """Evaluates policies on held-out prompts [N, P], and measures probes. Raises UserError if there are too few prompts."""
+    """Evaluates policies on held-out prompts [N, P], and measures mismatch of probes. Raises UserError on too few prompts."""
 
     def __init__(self, plan: Plan, sampler: Sampler, scorer: Scorer, prompts: Tensor):
         self.config, self.sampler, self.scorer = plan.config.evaluation, sampler, scorer

@@ -138,7 +138,7 @@ def _of_logits(
     of_entropy: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """Gradient of a chunk's logits [n, V]. of_logp, of_entropy: gradients of log π and of the entropy H, [n]; None: unread."""
+    """Gradient of a chunk's logits [n, V]. of_logp, of_entropy: those of log π and entropy H, [n]; None if no loss reads H."""
     logp = _log_softmax(hidden, weight, support, temperature)
     if of_entropy is None:
         of_logits = logp.exp_().mul_(-of_logp[:, None])

@@ -54,7 +54,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def shared(cls, prompts: Tensor, tokens: Tensor) -> Layout | None:
-        """Lay out sequences as the trees of their tokens, one tree a row [R, L]. None if that saves too little.
+        """Lay out sequences (prompt, response) as trees of their tokens, one tree per row [R, L]. None if that saves too little.
 
         Tokens that several sequences begin with stand once in a tree. A token sees itself and those before it in its sequence,
         at the positions that it would have alone. Each pair of a place and the token after it is one target: `at` [1, U] has
