@@ -85,7 +85,7 @@ def _names(configs: Mapping[str, Mapping[str, Any]], but: Collection[str]) -> di
 
 
 def _part(key: str, plain: Arm) -> str:
-    """Field of `Arm` that names a differing `key`: loss, correction or setting. Without correction, setting names its keys."""
+    """Field of `Arm` that names a differing `key`: loss, correction (if the arm has one), or else setting."""
     section = key.partition(".")[0]
     corrected = section == "correction" and plain.correction != NONE
     return section if section == "loss" or corrected else "setting"

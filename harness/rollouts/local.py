@@ -62,8 +62,7 @@ class _Nodes(NamedTuple):
 
 
 class LocalEngine(RolloutEngine):
-    """Embedded engine: batched sampling from a transformers model. `score` repeats the computation of sampling for given
-    tokens.
+    """Embedded engine: batched sampling from a transformers model. `score` repeats that computation for given tokens.
 
     router_dtype: "fp32" keeps the router of a mixture in fp32, whatever the precision's compute dtype.
     head_dtype: "fp32" keeps the output head in fp32.

@@ -289,7 +289,7 @@ class VllmEngine(RolloutEngine):
             torch.cuda.empty_cache()
 
     def _complete(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Iterate over the weights for vLLM's loader. Raises ValueError on an unknown or missing weight: vLLM ignores it."""
+        """Iterate over the weights for vLLM's loader. Raises ValueError on unknown or missing ones, which vLLM ignores."""
         missing = dict(self.expected)
         for name, weight in weights:
             if missing.pop(name, None) != weight.shape:

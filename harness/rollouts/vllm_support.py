@@ -110,7 +110,7 @@ def can_report_routes() -> bool:
 
 
 def remove_stale_segments(rank: int) -> None:
-    """Remove the shared memory that a killed run left for `rank` on a CPU; vLLM would refuse to start. Its users keep it."""
+    """Remove the shared memory that a killed run left for `rank` on a CPU; vLLM would not start. Live processes keep it."""
     for segment in Path("/dev/shm").glob(f"-tp:*-cpushm_{rank}"):
         segment.unlink(missing_ok=True)
 

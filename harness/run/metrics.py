@@ -9,7 +9,7 @@ from harness.precisions import PROBED
 
 
 class Metric(NamedTuple):
-    """A metric: its meaning, its unit, and whether it is a wall-clock time, which a resumed run does not reproduce."""
+    """A metric of a run: its meaning, its unit, and whether it is a wall-clock time, which a resumed run does not reproduce."""
 
     meaning: str
     unit: str

@@ -56,7 +56,7 @@ def find(path: Path, at: int | None = None, *, trust: bool = False) -> Checkpoin
 
 
 def transplant(checkpoint: Checkpoint, run: RunFolder) -> None:
-    """Make the run folder `run` a branch that resumes from a copy of the checkpoint. An event records where the branch begins."""
+    """Make the run folder `run` a branch that resumes from a copy of the checkpoint. An event records the step."""
     target = run.path / "checkpoints" / checkpoint.folder.name
     temporary = target.with_name(f".writing-{checkpoint.step}")
     refuse_links(run.path, "checkpoints/state.json")

@@ -79,7 +79,7 @@ class Persistence:
         return {name: part.contiguous() for name, part in parts.items() if part is not None}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore the tensors that `state` returned. Old checkpoints lack `written`: all tokens are then the policy's."""
+        """Restore the window from the tensors of `state`. Old checkpoints lack `written`: all tokens are then the policy's."""
         self.tokens, self.first = state.get("tokens"), state.get("first")
         self.written = state.get("written", None if self.tokens is None else self.tokens != PAD)
 

@@ -28,7 +28,7 @@ from harness.errors import Unavailable, UserError
 
 
 class Ranks(NamedTuple):
-    """One process among the `size` ranks of a run. watch: detects dead ranks; None for a single process."""
+    """This process as one of the `size` ranks of a run. watch: detects dead ranks; None for a single process."""
 
     rank: int
     size: int

@@ -19,7 +19,7 @@ class Overlong:
         self.longest, self.buffer, self.penalty = longest, buffer, penalty
 
     def __call__(self, responses: Responses) -> tuple[Responses, dict[str, Tensor]]:
-        """Return (responses with punished rewards, metrics). ReMax subtracts greedy rewards, so those are punished too."""
+        """Return (responses with punished rewards, metrics). ReMax subtracts greedy rewards, so these are punished too."""
         rewards, of_prompts = responses.rewards, responses.of_prompts
         punishment = self._punishment(responses.rollout.written.sum(1).view_as(rewards))
         if GREEDY in of_prompts:

@@ -48,7 +48,7 @@ def started(engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Rollout
 
 
 def continued(engine: RolloutEngine, prompts: Tensor, begun: Rollout, uniforms: Tensor, stop: tuple[int, ...]) -> Rollout:
-    """Extend responses by n places, sampled by the engine's present weights where a response has not ended.
+    """Extend responses by n tokens, sampled by the engine's present weights where a response has not ended.
 
     begun: the responses so far, [B, t]. prompts: [B, P]. uniforms: [B, n]. stop: tokens that end a response. Each token keeps
     the log-probability, version, route and support of the forward pass that sampled it.
