@@ -27,7 +27,7 @@ class Dtype(NamedTuple):
     bytes: int
     """Size of one number of this dtype, in bytes."""
     tolerance: float
-    """Largest mean |log μ − log π| in nats accepted after loading weights: at least 20 times the normal value (docs/vllm.md)."""
+    """Largest mean difference from the actor's log-probabilities after a load, in nats: over 20 times normal (docs/vllm.md)."""
 
 
 COMPUTE = {"fp32": Dtype("float32", 4, 1e-3), "bf16": Dtype("bfloat16", 2, 0.3), "fp16": Dtype("float16", 2, 0.1)}
@@ -45,7 +45,7 @@ class Precision(NamedTuple):
     vllm: str | None = None
     """vLLM's name of the combined formats; None if vLLM does not support them, or if nothing is quantised."""
     normal: float | None = None
-    """Largest mean |Δ| of log-probabilities, in nats, between two engines that agree (`harness.parity`); None if not compared."""
+    """Largest mean difference of log-probabilities, in nats, of engines that agree (`harness.parity`); None if not compared."""
     probed: bool = True
     """Whether the precision may be used in `evaluation.probe`."""
 
@@ -72,7 +72,7 @@ UNQUANTISED = ", ".join(name for name, precision in PRECISIONS.items() if precis
 
 
 def vllm_option(weights: str | None, activations: str | None) -> str | None:
-    """vLLM's option for these formats (None: not quantised): UNQUANTISED for neither, None if vLLM does not support them."""
+    """vLLM's name of two formats (None: not quantised): UNQUANTISED if neither is; None if vLLM does not support the pair."""
     if weights is None and activations is None:
         return UNQUANTISED
     rows = ((name, row) for name, row in PRECISIONS.items() if row.vllm is not None)
