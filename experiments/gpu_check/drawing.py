@@ -1,4 +1,4 @@
-"""The anatomy of a mismatch as a picture: `python -m experiments.gpu_check.drawing FOLDER`, with the dumps of `check_anatomy`."""
+"""Draw the anatomy of a mismatch: `python -m experiments.gpu_check.drawing FOLDER`. FOLDER has the dumps of `check_anatomy`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from analysis.figures.dumped import Dumped, by_position, load
 from analysis.marks import HUES, NEUTRAL
 
 DECADES = 6
-"""Number of bins of a token's probability under μ, a factor of ten each; the last one is open below."""
+"""Number of bins of a token's probability under the sampler μ, a factor of ten each; the last bin is open below."""
 
 
 def k3(log_ratio: np.ndarray) -> float:
-    """K3, the mean of ρ − 1 − log ρ with ρ = π/μ over tokens, in nats."""
+    """K3 in nats, an estimate of KL(μ‖π): the mean of ρ − 1 − log ρ over tokens, with ρ = π/μ. log_ratio: log ρ of each token."""
     return float((np.expm1(log_ratio) - log_ratio).mean(dtype=float))
 
 
@@ -29,7 +29,7 @@ def by_probability(tokens: Dumped) -> tuple[np.ndarray, np.ndarray]:
 
 
 def ess_by_length(tokens: Dumped) -> tuple[np.ndarray, np.ndarray]:
-    """Return (lengths T, ESS of the sequence weights over all responses if each is cut after its first T tokens)."""
+    """Return (lengths T, effective sample size of the sequence weights, as a share, if responses are cut after T tokens)."""
     lengths, response = np.arange(1, tokens.position.max() + 1), np.cumsum(tokens.position == 1) - 1
     out = []
     for length in lengths:

@@ -29,7 +29,7 @@ class Ceiling(NamedTuple):
 
 
 def ceiling() -> Ceiling:
-    """Measure the device's best rates, on buffers far larger than a cache."""
+    """Measure the best rates of the device, with buffers far larger than its caches."""
     large = device().type == "cuda"
     source = torch.ones(2**31 if large else 2**28, dtype=torch.uint8, device=device())
     target = torch.empty_like(source)
