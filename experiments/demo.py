@@ -38,7 +38,7 @@ EARLY = 20
 
 
 class End(NamedTuple):
-    """Means over an arm's seeds: K3 of the first steps in nats per token, and the last held-out rewards of both policies."""
+    """The end of an arm: median K3 of the first steps in nats per token, mean last held-out rewards of trainer and sampler."""
 
     k3: float
     trainer: float

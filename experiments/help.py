@@ -68,7 +68,7 @@ def _written(key: ConfigKey) -> str:
 
 
 def comments_of(group: str, option: str) -> Iterator[tuple[str, str]]:
-    """Generate (dotted key, comment) for each commented key in an option's file: what describes a plug-in's parameters."""
+    """Generate (dotted key, comment) for each commented key in an option's YAML file. Comments describe plug-in parameters."""
     path, above = CONF / group / f"{option}.yaml", [group.replace("/", ".")]
     for line in path.read_text().splitlines() if path.exists() else ():
         if entry := re.match(r"( *)([\w.]+):[^#]*(?:\s# *(.+))?$", line):

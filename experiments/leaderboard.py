@@ -39,7 +39,7 @@ SWEEP = ("run.sweep=leaderboard", "tracking=disabled")
 CHOOSERS = STUDIED[len(SEEDS) :]
 """Seeds whose runs choose the quick set. The benchmark is scored on other seeds, SEEDS, so no regime is chosen for its luck."""
 MOST, BUDGET = 6, 1200
-"""Largest number of regimes in the quick set, and its processor time in seconds: ten minutes of two cores."""
+"""Maximum number of regimes in the quick set, and its maximum processor time in seconds: ten minutes of two cores."""
 COSTS = {"dense": (180, 16), "moe": (165, 20), "long20": (690, 22), "long32": (360, 26)}
 """Kind of warm start -> processor time in seconds of the warm start, and of a run of 200 steps."""
 KINDS = {"dense_half": "dense", "ppo": "dense", "moe_half": "moe", "moe_ppo": "moe"}
@@ -55,7 +55,7 @@ RECOMMENDED = {name: [f"loss={name}"] for name in LOSSES.names()} | {
 
 
 class Row(NamedTuple):
-    """A row of the leaderboard. name: of the loss or the first preset. words: overrides. others: presets of equal settings."""
+    """A row of the leaderboard: name of a loss or preset, its overrides `words`, and `others`, presets with equal settings."""
 
     name: str
     words: list[str]
@@ -116,7 +116,7 @@ def separation(ends: pd.DataFrame) -> float:
 
 
 def separations(runs: pd.DataFrame) -> pd.Series:
-    """Regime -> its separation on the seeds CHOOSERS, summed over both deployed policies. runs: endpoints of the study."""
+    """Regime -> `separation` of its arms on the seeds CHOOSERS, summed over both deployed policies. runs: study endpoints."""
     gain = gains(runs)
     mine = runs[(runs.source != "exact") & runs.seed.isin(CHOOSERS) & runs.arm.isin(ARMS)]
     found: dict[str, float] = {}
@@ -133,7 +133,7 @@ def cost(names: tuple[str, ...]) -> float:
 
 
 def best_set(found: pd.Series) -> list[str]:
-    """The set of at most MOST regimes within BUDGET that has the greatest total separation, its regimes in this order."""
+    """The set of at most MOST regimes within BUDGET with the greatest total separation, in descending order. found: by regime."""
     sets = chain.from_iterable(combinations(found.index, size) for size in range(1, MOST + 1))
     best = max((names for names in sets if cost(names) <= BUDGET), key=lambda names: found[list(names)].sum())
     return sorted((name for name in best if found[name] > 0), key=lambda name: -found[name])

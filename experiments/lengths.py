@@ -32,7 +32,7 @@ def letter(response: str, record: dict[str, Any]) -> float:
 
 
 def by_length(folder: Path) -> pd.DataFrame:
-    """A row per rollout, length and method, sorted by length. Raises UserError if the folder has no table."""
+    """Table with a row per rollout precision, length and method, sorted by length. Raises UserError if there are no files."""
     tables = [(*path.stem.rpartition("-")[::2], path) for path in folder.glob("*-[0-9]*.csv")]
     if not tables:
         raise UserError(f"{folder}: no <precision>-<tokens>.csv there; copy the paired.csv of each run there under such a name")

@@ -21,8 +21,8 @@ from analysis.statistics.tests import difference_p, holm_of_planned
 from harness.errors import UserError
 
 Test = Callable[..., float]
-"""A test: (values of an arm [n], values of its reference [m], paired=whether value i of one belongs to value i of the other)
--> p."""
+"""A statistical test: (values of an arm [n], values of its reference [m], paired=whether values of one index form a pair) ->
+p."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def interval(x: np.ndarray, y: np.ndarray, paired: bool) -> tuple[float, float]:
 
 
 def extremes(x: np.ndarray, y: np.ndarray, paired: bool) -> tuple[float, float]:
-    """The smallest and the largest difference of pairs, if there are too few pairs for an interval."""
+    """The smallest and the largest of the differences x − y of pairs, shown if there are too few pairs for an interval."""
     return (x - y).min(), (x - y).max()
 
 

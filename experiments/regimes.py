@@ -53,9 +53,9 @@ EACH = 3
 """Number of regimes per source of mismatch: one calibrates, the others are held out."""
 
 STUDIED = (70, 71, 72, 73, 74)
-"""Seeds of the study."""
+"""Seeds of the runs of the study of the verdict."""
 SEEDS = (100, 101, 102)
-"""Seeds with which beds are admitted. No other run of the study has them."""
+"""Seeds of the controls by which beds are admitted. No other run of the study has them."""
 STARTS = ("dense", "moe", "long20", "long32")
 """One bed for each kind of warm start. The other beds begin from the warm start of one of these."""
 SOLVED, KEPT = 0.2, 400
@@ -64,8 +64,8 @@ SWEEP = "verdict_admission"
 FOLDER = Path("experiments/study/verdict/admission")
 STARTS_FILE = FOLDER.parent / "starts.csv"
 GAIN, GAP, ENTROPY = 0.30, 0.15, 0.05
-"""Bounds of a healthy control, on means over seeds: the minimum gain in held-out reward, the maximum excess of training over
-held-out reward, and the minimum final entropy in nats per token."""
+"""Bounds of a healthy exact control, on means over seeds: the minimum gain in held-out reward, the maximum excess of training
+over held-out reward, and the minimum final entropy in nats per token."""
 TAIL = 20
 """Number of steps, at the end of a run, whose mean is the final entropy."""
 
@@ -86,7 +86,7 @@ class Regime(NamedTuple):
 
 
 class Split(NamedTuple):
-    """The regimes on which rules are tuned, and the held-out ones on which they are scored once."""
+    """The regimes on which rules of the verdict are tuned (calibration), and held-out regimes on which they are scored once."""
 
     calibration: list[Regime]
     held_out: list[Regime]
@@ -112,12 +112,12 @@ def regimes(admitted: Collection[str] = BEDS) -> Split:
 
 
 def train_command(*overrides: str) -> str:
-    """The command of a multirun on this machine, one run a core. Ended runs are skipped, others resume from their checkpoints."""
+    """The shell command of a multirun on this machine, one run per core. It skips ended runs and resumes stopped ones."""
     return " ".join(("python -m experiments.train -m hydra/launcher=local", *overrides))
 
 
 def admission_command() -> str:
-    """The command that trains the exact controls of all beds."""
+    """The shell command that trains the exact controls of all beds."""
     beds, seeds = ",".join(BEDS), ",".join(map(str, SEEDS))
     return train_command(f"+regime/bed={beds}", "+regime/source=exact", f"seed={seeds}", f"run.sweep={SWEEP}")
 
@@ -161,10 +161,10 @@ def _sources() -> dict[tuple, str]:
 
 
 def starts(seeds: Collection[int], beds: Collection[str] = STARTS, file: Path | None = None) -> pd.DataFrame:
-    """Make the warm starts of these seeds, and record each in `file` as it ends. Returns the whole table.
+    """Make the warm starts of these seeds, and record each in `file` as it ends. Returns the whole table of `file`.
 
-    A row per seed and bed: seed, bed, rate (share of solved prompts), kept (number of prompts), fit (rate ≥ SOLVED,
-    kept ≥ KEPT). file: None for that of the study of the verdict.
+    A row per seed and bed: seed, bed, rate (share of solved prompts), kept (number of prompts), fit (rate ≥ SOLVED, kept ≥ KEPT).
+    file: None for STARTS_FILE, the record of the study of the verdict.
     """
     file = STARTS_FILE if file is None else file
     table = pd.read_csv(file) if file.is_file() else pd.DataFrame()
@@ -184,10 +184,10 @@ def starts(seeds: Collection[int], beds: Collection[str] = STARTS, file: Path | 
 
 
 def controls(results: Results) -> pd.DataFrame:
-    """A row per finished control: bed, seed, start, end, train, entropy.
+    """Table with a row per finished exact control: bed, seed, start, end, train, entropy.
 
-    start: first held-out reward. end: mean of the last LAST held-out evaluations. train: mean of as many evaluations on
-    training prompts. entropy: mean of the last TAIL steps, in nats per token.
+    start: first held-out reward. end: mean of the last LAST held-out evaluations. train: mean of as many evaluations on training
+    prompts. entropy: mean over the last TAIL steps, in nats per token.
     """
     rows = []
     for run, about in results.runs[results.runs.state.isin(FINISHED)].iterrows():
@@ -228,7 +228,7 @@ def admitted(folder: Path = FOLDER) -> list[str]:
 
 
 def admit(root: Path = Path("runs")) -> None:
-    """Train the exact control of every bed, and record the admitted beds."""
+    """Train the exact control of every bed, and record which beds are admitted. root: folder of the runs."""
     words = admission_command().split()
     subprocess.run([sys.executable, *words[1:], f"run.root={root}"], check=True, env=os.environ)
     runs = controls(load(root / SWEEP, SEEDS))

@@ -23,7 +23,7 @@ IN_VLLM = ("rollout/engine=vllm", "rollout/precision=bf16", "rollout.engine.kv_c
 
 
 class Key(NamedTuple):
-    """Name of a planned dump. fault: "clean" for none. size: the fault's size; for a clean run, the training step."""
+    """Key of a planned dump. fault: "clean" for none. size: the fault's size; if "clean", the training step or draw number."""
 
     source: str
     fault: str

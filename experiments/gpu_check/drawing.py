@@ -22,7 +22,7 @@ def k3(log_ratio: np.ndarray) -> float:
 
 
 def by_probability(tokens: Dumped) -> tuple[np.ndarray, np.ndarray]:
-    """Return (lower end of each bin of μ, mean |log ratio| of the tokens in the bin or NaN for an empty bin)."""
+    """Return (lower end of each bin of the probability μ, mean |log π − log μ| of the bin's tokens or NaN without tokens)."""
     bins = np.minimum((-tokens.logp_rollout / np.log(10)).astype(int), DECADES - 1)
     count, total = (np.bincount(bins, weights, minlength=DECADES) for weights in (None, np.abs(tokens.log_ratio)))
     return 10.0 ** -(np.arange(DECADES) + 1), np.divide(total, count, out=np.full(DECADES, np.nan), where=count > 0)

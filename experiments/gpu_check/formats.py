@@ -31,7 +31,7 @@ QUANTIZERS = {
 
 
 def check_casts() -> Table:
-    """Compare casts of all bf16 and a million fp32 numbers: the device's with the CPU's, the engine's with the device's."""
+    """Compare casts of all bf16 and a million fp32 numbers: the device's with the CPU's, the engine's with the device's own."""
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
     values = torch.cat([bits[bits.isfinite()], _spread(2**20)])
     rows = []

@@ -75,7 +75,7 @@ class Scored(NamedTuple):
 
 
 class Policy:
-    """The model's weights, its prompts in groups of four, and the trainer's own policy for scoring."""
+    """The model's weights, its prompts, each repeated for a group of four responses, and the trainer's own fp32 policy."""
 
     def __init__(self, size: Size):
         self.size, self.run = size, size.config()

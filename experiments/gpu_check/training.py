@@ -40,7 +40,7 @@ def ceiling() -> Ceiling:
 
 
 def check_training(size: Size) -> list[Table]:
-    """Run size.steps RL steps with BF16 and FP8 rollouts in each engine. The first step, which loads kernels, does not count."""
+    """Time size.steps RL steps with BF16 and FP8 rollouts in each engine. The first step, which loads kernels, is left out."""
     top = ceiling()
     engines: dict[str, tuple[str, ...]] = {"local": ()}
     if installed():
