@@ -72,7 +72,7 @@ def rows() -> list[Row]:
 
 
 def presets_alike() -> list[list[str]]:
-    """Lists of the presets that train alike: correction, anchor, loss and chosen options are equal. Own presets come first."""
+    """Groups of correction presets that train alike: correction, `proximal`, loss and options are equal. Own ones come first."""
     folder = CONF / "correction"
     names = [path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")]
     alike: dict[str, list[str]] = {}

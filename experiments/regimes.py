@@ -93,11 +93,10 @@ class Split(NamedTuple):
 
 
 def regimes(admitted: Collection[str] = BEDS) -> Split:
-    """Split EACH regimes per source, on admitted beds, into calibration and held-out. The first in the order of `Regime.place`
-    calibrates.
+    """Choose EACH regimes per source on admitted beds. The first by `Regime.place` calibrates, the others are held out.
 
-    A planned bed that was not admitted is replaced by the next admitted one in the order of BEDS. A source with fewer beds
-    than EACH is left out.
+    A planned bed that was not admitted is replaced by the next admitted one in the order of BEDS. A source with fewer beds than
+    EACH is left out.
     """
     parts = Split([], [])
     for source, planned in PLANNED.items():
@@ -207,7 +206,7 @@ def controls(results: Results) -> pd.DataFrame:
 
 
 def admission(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per bed that has all SEEDS: means of start, end, gain, gap and entropy, the least gain of a seed, and admitted."""
+    """A row per bed that has all SEEDS: mean start, end, gain, gap and entropy, least gain of a seed, and whether admitted."""
     rows = []
     for bed, part in runs.groupby("bed", sort=False):
         if set(part.seed) >= set(SEEDS):

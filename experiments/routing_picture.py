@@ -101,7 +101,7 @@ def compare(policy: LocalEngine, engine: LocalEngine, prompts: Tensor, uniforms:
 
 
 def recorded(engine: LocalEngine, prompts: Tensor, tokens: Tensor) -> tuple[tuple[Tensor, Routes], list[Tensor]]:
-    """Return (log-probabilities and routes of tokens by an engine, the routers' probabilities [N, experts] in each layer)."""
+    """Score tokens by an engine. Returns (log-probabilities and routes, the routers' probabilities [N, experts] by layer)."""
     asked: list[list[Tensor]] = [[] for _ in engine.layers]
 
     def listening(mixture: Mixture, layer: int):

@@ -43,7 +43,7 @@ POLICIES = {OWN: "trainer's own policy", SAMPLING: "sampling policy"}
 
 
 def main(folder: Path, out: Path) -> None:
-    """Write the second study's three pictures into `out`."""
+    """Draw second.png, second_long.png and persistence.png into `out`, from the tables endpoints.csv and long.csv in `folder`."""
     out.mkdir(parents=True, exist_ok=True)
     _doses(folder).savefig(out / "second.png", dpi=150)
     long = pd.read_csv(folder / "long.csv")
@@ -126,7 +126,7 @@ def _seeds(axis: Axes, rewards: pd.DataFrame, colour: str, label: str | None = N
 
 
 def _draw(axis: Axes, own: list[Curve], real: list[Real]) -> None:
-    """Draw the means of arms, their fits and bands, and the exact control as a line."""
+    """Draw reward against K3: means of noise arms with fits and bands (`own`), real precisions, and a line for the control."""
     axis.set_xscale("log")
     axis.grid(alpha=0.2)
     for curve in own:

@@ -19,7 +19,7 @@ from harness.boundary import command
 from harness.errors import UserError
 
 TRAINED = 10
-"""Number of RL steps: at a run's end, those of the mean training reward; at each end, those of the medians."""
+"""Number of last RL steps whose mean training reward is shown, and of first and of last steps whose medians are shown."""
 WITHIN = 0.1
 """Margin of the hypotheses H11 and H12: the maximum difference of held-out reward, in either direction."""
 BF16, FP8 = "bf16 ppo", "fp8_channel ppo"

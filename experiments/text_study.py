@@ -200,7 +200,7 @@ def judged(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_arm(runs: pd.DataFrame) -> pd.DataFrame:
-    """The table of arms: number of seeds, and means over seeds of the endpoints and of what is measured beside them."""
+    """A row per arm: number of seeds, and means over seeds of endpoints, K3, ESS, tokens per response and seconds per step."""
     names = [
         "start",
         *POLICIES,

@@ -175,8 +175,8 @@ def endpoints(results: Results, named: Callable[[Mapping[str, Any]], tuple[str, 
     """The endpoints of the study: a table with a row per finished run and policy.
 
     named: recorded config -> (bed, source, arm); by default those of this study. Columns: bed, source, arm, seed, policy. start:
-    the first held-out reward. end, train: means of the last LAST evaluations on held-out and on training prompts. outcome, onset:
-    those of a collapse. k3, ess (of the sequence weights), identity (|mean ratio − 1|), gradient (norm): medians of the first
+    the first held-out reward. end, train: means of the last LAST evaluations on held-out and on training prompts. outcome. onset:
+    step of a collapse. k3, ess (of the sequence weights), identity (|mean ratio − 1|), gradient (norm): medians of the first
     EARLY steps. tokens: mean tokens of a response in these steps. persistence_k: the first value measured, over k syncs.
     """
     medians = {"k3": "rollout_corr/k3_kl", "ess": "mismatch/ess_sequence", "gradient": "actor/grad_norm"}

@@ -14,7 +14,7 @@ from sweeps.progress import clock
 
 
 def cost(config: Config) -> str:
-    """Digest of the keys that decide the duration of a step. Runs with equal digests take equal time per step."""
+    """Digest of the config keys that determine how long a step takes. Runs with equal digests take equal time per step."""
     parts = config.model_dump(mode="json", include={"model", "task", "rollout", "evaluation", "reduce"})
     return hashlib.sha256(json.dumps([parts, config.actor.num_minibatches], sort_keys=True).encode()).hexdigest()[:8]
 
@@ -35,7 +35,7 @@ def estimate(grid: dict[str, Config], todo: list[str]) -> str:
 
 
 def _paces(sweeps: list[Sweep]) -> dict[str, list[float]]:
-    """Map each digest of `cost` to the seconds per step of the runs that ended with it."""
+    """Digest of `cost` -> seconds per step of each run in these sweeps that ended with it."""
     paces: dict[str, list[float]] = {}
     for sweep in sweeps:
         costs: dict[str, str] = {}

@@ -174,7 +174,7 @@ class Bed:
     def drawn(
         self, precision: str, odds: Callable[[int, Tensor, Tensor], Tensor], drew: Callable[[Tensor, Tensor], None]
     ) -> Rollout:
-        """Responses drawn by other odds than the engine's own, with the engine's own log-probabilities."""
+        """Responses drawn from the logits of `odds`, with the engine's own log-probabilities. drew: called with each draw."""
         engine = self.engine(precision)
 
         def pick(t: int, logp: Tensor, node: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:

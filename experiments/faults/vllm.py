@@ -74,7 +74,7 @@ class VllmBed(Bed):
         return self.vllm(precision, RawVllm, temperature=temperature).generate(self.prompts, self.uniforms)
 
     def old_prefix(self, precision: str, older: dict[str, Tensor]) -> Rollout:
-        """Responses after a sync that did not reset the prefix cache, which holds the prompts by `older` weights."""
+        """Responses after a sync without a reset of the prefix cache, which has the prompts computed by the weights `older`."""
         engine = self.vllm(precision, weights=older)
         engine.generate(self.prompts, self.uniforms)
         reset = engine.llm.reset_prefix_cache

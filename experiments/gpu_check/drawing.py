@@ -40,7 +40,7 @@ def ess_by_length(tokens: Dumped) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw(folder: Path) -> Figure:
-    """Draw K3 by arm and by place, ESS by length, and |log ratio| by probability, for the arms with a mismatch."""
+    """Draw K3 by arm and by position, ESS by length, and |log ratio| by probability, of the dumps in `folder` with a mismatch."""
     arms = {path.stem: load([path]) for path in sorted(folder.glob("*.parquet"))}
     arms = {name: tokens for name, tokens in arms.items() if k3(tokens.log_ratio) > 1e-8}
     figure = Figure(figsize=(12, 8.5), layout="constrained")

@@ -88,7 +88,7 @@ class Policy:
         self.own = self.engine("local", "fp32")
 
     def engine(self, kind: str, precision: str, kv_cache: str = "compute") -> Any:
-        """Build an engine that holds the policy's weights. Raises UserError if this machine does not support it."""
+        """Build an engine (local or vllm) with the policy's weights. Raises UserError if this machine does not support it."""
         chosen = self.size.config(f"rollout/precision={precision}").rollout.precision
         ENGINES[kind].check(self.net.config, chosen, kv_cache)
         context = self.prompts.shape[1] + self.size.answer
