@@ -15,7 +15,7 @@ PAGES = {"Documentation": "blob/HEAD/docs/index.md", "Changelog": "blob/HEAD/CHA
 
 
 def description(readme: str, repository: str) -> str:
-    """README.md with every relative link and picture as an address below `repository`, or as its text if that is empty."""
+    """Return README.md with relative links made absolute under the URL `repository`, or reduced to their text if it is empty."""
 
     def absolute(link: re.Match[str]) -> str:
         picture, text, path = link.groups()

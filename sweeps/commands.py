@@ -52,7 +52,7 @@ def status(path: Path) -> None:
 
 
 def logs(path: Path, runs: list[str], n: int) -> None:
-    """Print the last `n` log lines, else the job's output, of each run in `runs`; if empty, of all failed or stopped runs."""
+    """Print the last `n` lines of each run's log, else of its job's output. runs: if empty, all failed or stopped runs."""
     sweep = open_sweep(path)
     shown = select_runs(sweep, runs, current_states(sweep))
     if not shown:

@@ -174,7 +174,7 @@ def _check_unchanged(sweep: Sweep, grid: dict[str, Config], states: dict[str, Ru
 
 
 def plan(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> None:
-    """Create a folder with its config for each new run, and a ledger entry with its arm's name. Older arms may be renamed."""
+    """Create a folder with its config for each new run, and a ledger entry with its arm's name. Earlier arms may be renamed."""
     new = {run: config for run, config in grid.items() if run not in states}
     for run, config in new.items():
         folder = sweep.folder(run)

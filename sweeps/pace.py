@@ -20,7 +20,7 @@ def cost(config: Config) -> str:
 
 
 def estimate(grid: dict[str, Config], todo: list[str]) -> str:
-    """Describe the steps and time left of `todo`, from finished runs of equal `cost` under the same root; "" if none are left."""
+    """Describe the steps and time left of the runs `todo`, by the pace of earlier runs of equal `cost`; "" without runs."""
     if not todo:
         return ""
     root = next(iter(grid.values())).path.parent.parent

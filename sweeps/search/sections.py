@@ -20,7 +20,7 @@ class Point(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Step of a k-section. tries: numbers to try with new seeds. bracket: last healthy and first collapsing number, if known."""
+    """Step of a k-section. tries: numbers to try with new seeds. bracket: last healthy, first collapsing number, else None."""
 
     tries: list[float]
     bracket: tuple[float | None, float | None]

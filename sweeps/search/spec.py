@@ -55,7 +55,7 @@ class Range(Strict):
 
 
 class Prune(Strict):
-    """Rule for pruning: a trial ends after `patience` consecutive evaluations of its worst seed below `fraction` of its best."""
+    """Pruning rule: a trial ends if its worst seed scores below `fraction` of its best in `patience` successive evaluations."""
 
     fraction: Annotated[float, Field(gt=0, lt=1)]
     patience: Count

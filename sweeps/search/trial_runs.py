@@ -100,12 +100,12 @@ class TrialRuns:
         return {step: min(table[step] for table in tables) for step in sorted(common)}
 
     def score(self, runs: list[str], last: int, confidence: float) -> Score:
-        """Score of finished runs, see `lower_bound`. A run counts with the mean of its last `last` evaluations."""
+        """Score of a trial from its finished runs, see `lower_bound`. A run's value is the mean of its `last` evaluations."""
         values = [statistics.fmean(list(self.evaluations(run).values())[-last:]) for run in runs]
         return lower_bound(values, confidence)
 
 
 def lower_bound(values: list[float], confidence: float) -> Score:
-    """Mean of n values, and its one-sided lower bound mean − t·s/√n with t the `confidence` quantile for n − 1."""
+    """Score of n values: mean, and one-sided bound mean − t·s/√n. s: standard deviation. t: Student's `confidence` quantile."""
     n, mean = len(values), statistics.fmean(values)
     return Score(mean, mean - float(student.ppf(confidence, n - 1)) * statistics.stdev(values) / n**0.5, n)

@@ -47,7 +47,7 @@ class Evaluated(NamedTuple):
 
 
 class Alarm(NamedTuple):
-    """An event that a detector reported at `step` with its onset (None if unnamed), or a step whose tokens were all rejected."""
+    """An event that a detector reported at `step`, with its onset (None if not given), or a step with all tokens rejected."""
 
     time: float
     step: int
@@ -72,7 +72,7 @@ class Tail:
         self.path, self.offset, self.node = path, 0, 0
 
     def lines(self, most: int) -> tuple[list[bytes], bool]:
-        """Read about `most` bytes of whole lines, and tell whether more are waiting. A replaced file is read from its start."""
+        """Read about `most` bytes of whole new lines: (lines, whether more wait). A replaced file is read from its start."""
         found = regular(self.path)
         if found is None:
             return [], False
