@@ -41,7 +41,7 @@ CHOOSERS = STUDIED[len(SEEDS) :]
 MOST, BUDGET = 6, 1200
 """Maximum number of regimes in the quick set, and its maximum processor time in seconds: ten minutes of two cores."""
 COSTS = {"dense": (180, 16), "moe": (165, 20), "long20": (690, 22), "long32": (360, 26)}
-"""Kind of warm start -> processor time in seconds of the warm start, and of a run of 200 steps."""
+"""Kind of warm start -> processor time in seconds of making it, and of a run of 200 steps that begins from it."""
 KINDS = {"dense_half": "dense", "ppo": "dense", "moe_half": "moe", "moe_ppo": "moe"}
 """Bed -> kind of its warm start, for beds that do not have the name of a kind."""
 SEQUENCES = "reduce=seq_mean_token_mean"

@@ -74,7 +74,7 @@ PLUGINS = {
 }
 """Pattern of keys -> the file of the plug-in that reads them."""
 NONE = "**nothing yet**"
-"""Text in the table for a key or option that has no reason to stay."""
+"""Text on the page for a key or option that has no reason to stay."""
 WHOLE = ("actor.precision", "evaluation.probe")
 """Config sections that have one row on the page, because an option chooses them as a whole."""
 BY_OPTION = ("task.", "model.", "loss.", "advantage.", "rollout.engine.", "rollout.precision.", "collapse.detectors.")
@@ -85,7 +85,7 @@ LISTED = (
 )  # fmt: skip
 """Config groups whose options the page lists: plug-ins and named settings."""
 CHOSEN = ("reduce.mode", *(f"{group.replace('/', '.')}.name" for group in LISTED))
-"""Keys that name the chosen option of a group."""
+"""Config keys whose value is the name of the chosen option of a group."""
 
 
 class Used(NamedTuple):
@@ -252,7 +252,7 @@ def importer() -> str:
 
 
 def fate(name: str) -> str:
-    """The fate of a key, or of an option as group=name: the reason to keep it."""
+    """The fate of a key, or of an option as group=name: the reason to keep it, in Markdown."""
     if name in CHOSEN:
         return "[its options](#options-of-the-groups)"
     cited = [source for source, use in evidence().items() if name in use.keys | use.options]

@@ -48,7 +48,7 @@ PLANNED = {
     "stale_2": ("dense_half", "ppo", "long32"),
     "partial": ("ppo", "moe", "long20"),
 }
-"""Source of mismatch -> its planned beds, as many for each source."""
+"""Source of mismatch -> the beds on which it is planned to run, equally many for each source."""
 EACH = 3
 """Number of regimes per source of mismatch: one calibrates, the others are held out."""
 
@@ -67,7 +67,7 @@ GAIN, GAP, ENTROPY = 0.30, 0.15, 0.05
 """Bounds of a healthy exact control, on means over seeds: the minimum gain in held-out reward, the maximum excess of training
 over held-out reward, and the minimum final entropy in nats per token."""
 TAIL = 20
-"""Number of steps, at the end of a run, whose mean is the final entropy."""
+"""Number of steps, at the end of a run, over which the final entropy is averaged."""
 
 
 class Regime(NamedTuple):
@@ -218,7 +218,7 @@ def admission(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def admitted(folder: Path = FOLDER) -> list[str]:
-    """The admitted beds, in the order of BEDS. Raises UserError if `admit` has not been run."""
+    """The beds that `admit` found healthy, in the order of BEDS. Raises UserError if `admit` has not been run."""
     file = folder / "table.csv"
     if not file.is_file():
         raise UserError(f"{file}: not there; python -m experiments.regimes admit")

@@ -145,7 +145,7 @@ def named(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def arms(runs: pd.DataFrame) -> pd.DataFrame:
-    """The table of arms for display: K3, persistence and the rewards of both policies by seed, for complete arms."""
+    """The table for display, a row per complete arm: K3, persistence of the mismatch, and rewards of both policies by seed."""
     rows = []
     for _, part in PLAN.complete(named(runs)).groupby(ARM):
         measured = part.measured.dropna()  # none where every ratio is exactly 1
@@ -192,11 +192,11 @@ def placed(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def shares(runs: pd.DataFrame) -> pd.DataFrame:
-    """The cost of each mismatch without correction as a share of the control's gain, a row per complete arm.
+    """The cost of each mismatch without correction as a share of the control's gain: a table with a row per complete arm.
 
-    cost = (control − arm)/(control − START), both means of the endpoint, with Welch's 95 % interval of the difference over that
-    gain: the gain's own error is left out. K3·τ, in nats, has τ = 1 + 2·Σ ρᵏ over 20 syncs with ρ the persistence of the noise;
-    for real precisions it is not recorded.
+    cost = (control − arm)/(control − START), where control and arm are means of the endpoint. Its interval is Welch's 95 %
+    interval of the difference over that gain, without the gain's own error. K3·τ, in nats, has τ = 1 + 2·Σ ρᵏ over k = 1 to 20
+    syncs, with ρ the persistence of the noise; for real precisions it is not recorded.
     """
     table = points(runs)
     table = table[table.correction == "none"]
@@ -227,7 +227,7 @@ def unchanged(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def compared(runs: pd.DataFrame) -> pd.DataFrame:
-    """The table of comparisons for display: a row per comparison whose two arms are complete."""
+    """The table for display, with a row per planned comparison whose two arms are complete: difference, interval and p."""
     table = PLAN.compared(named(runs))
     ends = ["difference", "low", "high"]
     difference = [f"{d:+.3f} ({low:+.3f} to {high:+.3f})" for d, low, high in zip(*(table[name] for name in ends), strict=True)]

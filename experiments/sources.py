@@ -58,7 +58,7 @@ ROOT, SWEEP = Path("runs"), "sources"
 FOLDER = Path("experiments/study/sources")
 STARTS_FILE = FOLDER / "starts.csv"
 LATE = 20
-"""Number of steps at the end of a run whose median K3 is compared with that of the steps EARLY to EARLY + LATE."""
+"""Number of steps at the end of a run whose median K3 is compared with that of the steps from EARLY to EARLY + LATE."""
 LENGTH = 64
 """Response length, in tokens, for which the table gives the sequence ESS."""
 
@@ -169,7 +169,7 @@ comparisons of a policy."""
 
 
 class Question(NamedTuple):
-    """A question whose answer is yes if the endpoint of `source` is above that of `reference`, or below it if not `above`."""
+    """A question, answered yes if the endpoint is higher for `source` than for `reference`, or lower if `above` is false."""
 
     words: str
     endpoint: str

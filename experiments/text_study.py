@@ -187,7 +187,7 @@ PLAN = StudyPlan(
     ],
     paired="seed",
 )
-"""The comparisons of docs/text.md. Each family of a policy has Holm's adjustment of its own."""
+"""The comparisons of docs/text.md. Each family of comparisons of a policy has Holm's adjustment of its own."""
 
 
 def judged(runs: pd.DataFrame) -> pd.DataFrame:
@@ -224,7 +224,7 @@ DIFFERENCES = (0.02, 0.04, 0.06, 0.08, 0.10)
 
 
 def spread(runs: pd.DataFrame) -> float:
-    """Standard deviation of a paired difference, pooled over FP8 less BF16 and over truncation less none under each precision."""
+    """Standard deviation of a paired difference of reward, pooled: FP8 less BF16, and in each, token truncation less none."""
     ends = runs.pivot(index="seed", columns="arm", values="reward")
     bf16, fp8 = sums.BF16, sums.FP8
     pairs = [(fp8, bf16), (f"{fp8} token-truncate", fp8), (f"{bf16} token-truncate", bf16)]

@@ -59,7 +59,7 @@ MARGIN = 0.02
 
 
 Runs = Set[tuple[str, str, int]]
-"""Names of runs: (regime, arm, seed). The regime of a control is its bed and the source exact."""
+"""Names of runs, each (regime, arm, seed). The regime of a control is BED/exact."""
 
 
 def commands(
@@ -215,7 +215,7 @@ def done(runs: pd.DataFrame) -> Runs:
 
 
 QUESTIONS = {"held_out/own": "trainer", "held_out/rollout": "sampler"}
-"""Key of questions.jsonl, a pair of prompts and policy -> deployed policy."""
+"""Key of questions.jsonl, which names prompts and policy -> the deployed policy."""
 
 
 def questions(results: Results) -> pd.DataFrame:
@@ -241,7 +241,7 @@ LEVELS = ("sequence", "token", "mask")
 GRID = [
     Cutoffs(*values) for values in product((0.0, 1e-3, 5e-3, 2e-2), (-1.0, 0.3, 0.6), (10, 20), LEVELS, LEVELS)
 ]  # constants come first, and a tie goes to the first
-"""Every set of cut-offs of verdict v2 that `tune` considers."""
+"""Every set of cut-offs of the rule v2 that `tune` considers."""
 
 
 def rules(v2: Rule, best: str) -> dict[str, Rule]:

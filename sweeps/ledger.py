@@ -116,7 +116,7 @@ class Sweep:
         return {run: str(name) for run, name in arms(configs).items()}
 
     def _planned(self, run: str, arms: Callable[[], dict[str, str]]) -> RunState | None:
-        """Rebuild a damaged `planned` event from the folder of `run`. None if the run has no folder."""
+        """Rebuild, from its folder, the state of a run whose `planned` event is damaged. None if it has no folder."""
         try:
             config = self.config(run)
         except UserError:

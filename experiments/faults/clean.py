@@ -42,7 +42,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     **{f"staleness_{k}": ("rollout/precision=fp8_tensor", f"rollout.staleness={k}") for k in (1, 2, 4)},
     "partial": ("rollout/precision=fp8_tensor", "rollout.partial_tokens=5"),
 }
-"""Name of an arm without a fault -> config overrides of its runs."""
+"""Name of an arm, a kind of run without a fault -> config overrides of its runs."""
 
 
 def config(folder: Path, arm: str, seed: int, *more: str) -> Config:

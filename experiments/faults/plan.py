@@ -35,7 +35,7 @@ CHAIN = {1201: Shape(512, 10), 1202: Shape(256, 10), 1203: Shape(128, 40)}
 """Seed -> size of its dumps of the chain task's small policy: in each precision of `SAMPLERS`, every fault at every size."""
 SAMPLERS = ("bf16", "fp8_tensor")
 DRAWS = 4
-"""Number of dumps without a fault for each seed of `CHAIN` and each precision."""
+"""Number of planned dumps without a fault for each seed of `CHAIN` and each precision."""
 
 RUNS = (1201,)
 """Seeds of the RL runs: 16 arms without a fault, with 13 dumps each, and runs whose sampler uses old weights."""

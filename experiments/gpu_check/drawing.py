@@ -17,7 +17,7 @@ DECADES = 6
 
 
 def k3(log_ratio: np.ndarray) -> float:
-    """K3 in nats, an estimate of KL(μ‖π): the mean of ρ − 1 − log ρ over tokens, with ρ = π/μ. log_ratio: log ρ of each token."""
+    """K3 in nats, an estimate of KL(μ‖π) for sampler μ and trainer π: mean of ρ − 1 − log ρ over tokens, with ρ = π/μ."""
     return float((np.expm1(log_ratio) - log_ratio).mean(dtype=float))
 
 

@@ -1,4 +1,4 @@
-"""The policy that the GPU checks use, and its responses sampled by each engine in each arm."""
+"""The policy that the GPU checks use, and its responses, sampled by each rollout engine in each arm (a precision)."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Policy:
         return engine
 
     def scored(self, kind: str, arm: str) -> Scored:
-        """Sample from the engine of an arm, and score its responses. Raises UserError if this machine does not support it."""
+        """Sample with an engine (local or vllm) in an arm, and score with the trainer. Raises UserError if it cannot run here."""
         engine = self.engine(kind, *ARMS[arm])
         if device().type == "cuda":  # kernels are chosen and loaded at their first call
             engine.generate(self.prompts, self.uniforms)

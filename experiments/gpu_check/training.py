@@ -22,7 +22,7 @@ GIB = 2**30
 
 
 class Ceiling(NamedTuple):
-    """Best rates of the device. bandwidth: bytes per second of a copy. rate: operations per second of a square BF16 product."""
+    """Best rates of the device. bandwidth: bytes per second of a copy. rate: operations per second of a square BF16 matmul."""
 
     bandwidth: float
     rate: float

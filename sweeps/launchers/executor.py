@@ -30,7 +30,7 @@ class Executor(Protocol):
         """Context manager around submitting and waiting. It decides what Ctrl-C and SIGTERM do to the runs."""
 
     def describe(self, count: int) -> str:
-        """Description of how `count` runs will be executed, for the user."""
+        """Describe, for the user, how `count` runs will be executed."""
 
     def look(self) -> tuple[dict[str, RunState], set[str]]:
         """Return (state of every run, runs that wait or are under way). Raise squeue.NoAnswer if Slurm does not answer."""

@@ -38,7 +38,7 @@ class Local:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Context manager around the runs. If it is left by an error or a signal, each run saves a checkpoint and stops first."""
+        """Context manager around the runs. When an error or a signal leaves it, each run first saves a checkpoint and stops."""
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         try:
             yield
@@ -51,7 +51,7 @@ class Local:
             signal.signal(signal.SIGTERM, before)
 
     def describe(self, count: int) -> str:
-        """Description of how `count` runs will be executed, for the user."""
+        """Describe, for the user, how `count` runs will be executed."""
         return f"{count} to run, {min(self.parallel, count)} at a time"
 
     def look(self) -> tuple[dict[str, RunState], set[str]]:

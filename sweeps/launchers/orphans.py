@@ -1,4 +1,4 @@
-"""Child processes that end with their parent, and without a traceback."""
+"""Settings with which a child process ends together with its parent, and without a traceback."""
 
 from __future__ import annotations
 

@@ -51,11 +51,11 @@ class Slurm:
         return {"launcher": "slurm", **asdict(self.options), "code": None, "detach": False}
 
     def attached(self) -> AbstractContextManager[None]:
-        """Context manager around the jobs. They continue if this process ends."""
+        """Context manager around submitting and waiting. The jobs continue if this process ends."""
         return leave_jobs_running(self.sweep)
 
     def describe(self, count: int) -> str:
-        """Description of how `count` runs will be submitted, for the user."""
+        """Describe, for the user, how `count` runs will be submitted."""
         tasks = -(-count // self.options.runs_per_job)
         arrays = -(-tasks // self.limit)
         return (

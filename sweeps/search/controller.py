@@ -34,7 +34,7 @@ from sweeps.search.trial_runs import Score, TrialRuns
 POLL = 2.0
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 FRESH = 1000
-"""First of the fresh seeds with which the winning trial is run again."""
+"""First of the seeds, unused in the search, with which the winning trial is run again."""
 
 
 def search(path: Path, changes: list[str]) -> dict[str, Any]:

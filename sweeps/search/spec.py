@@ -62,10 +62,10 @@ class Prune(Strict):
 
 
 class Sections(Strict):
-    """k-section of one range: `points` at a time between its healthy and collapsing sides, until a ratio `tolerance` is left.
+    """k-section of one range: tries `points` numbers at a time, until the threshold is known within the ratio `tolerance`.
 
-    The ratio is taken between `Range.distribution`'s numbers. Both sides of the boundary then get more seeds, up to
-    `boundary_seeds` each. healthy: the end of the range where runs do not collapse.
+    The ratio is that of the numbers of `Range.distribution`, the last healthy and the first collapsing one. Both then get more
+    seeds, up to `boundary_seeds` each. healthy: the end of the range where runs do not collapse.
     """
 
     points: Count

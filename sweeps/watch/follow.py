@@ -243,7 +243,7 @@ class Follower:
                 run.changed = self.look_number
 
     def _take_rows(self, run: Followed, lines: list[bytes]) -> None:
-        """Add times and evaluations from new lines of metrics.jsonl. Steps repeated after a resume replace later points."""
+        """Add times and evaluations from new lines of metrics.jsonl. An evaluation replaces points of its and later steps."""
         for line in lines:
             place = line.rfind(TIME)
             number = NUMBER.match(line, place + len(TIME)) if place >= 0 else None
