@@ -1,8 +1,8 @@
 """Plan and read the runs of a benchmark: an entry, such as a correction, in each regime of a set and with each of a few seeds.
 
 A set of regimes maps a name to config overrides, which choose a bed (model, task, learning rate and loss) and a source of
-mismatch. An entry consists of further overrides. Its
-references in a regime are the same bed without a correction, and the exact control: the bed without a source of mismatch.
+mismatch. An entry consists of further overrides. Its references in a regime are the same bed without a correction, and the exact
+control: the bed without a source of mismatch.
 """
 
 from __future__ import annotations

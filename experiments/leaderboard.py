@@ -133,7 +133,7 @@ def cost(names: tuple[str, ...]) -> float:
 
 
 def best_set(found: pd.Series) -> list[str]:
-    """The set of at most MOST regimes within BUDGET with the greatest total separation, in descending order. found: by regime."""
+    """The set of at most MOST regimes within BUDGET with the greatest separation in total. found: regime -> separation."""
     sets = chain.from_iterable(combinations(found.index, size) for size in range(1, MOST + 1))
     best = max((names for names in sets if cost(names) <= BUDGET), key=lambda names: found[list(names)].sum())
     return sorted((name for name in best if found[name] > 0), key=lambda name: -found[name])

@@ -21,8 +21,7 @@ from analysis.statistics.tests import difference_p, holm_of_planned
 from harness.errors import UserError
 
 Test = Callable[..., float]
-"""A statistical test: (values of an arm [n], values of its reference [m], paired=whether values of one index form a pair) ->
-p."""
+"""A statistical test: (values of an arm [n], of its reference [m], paired=whether values of one index form a pair) -> p."""
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def _swapped(batch: Batch, size: float, draws: torch.Generator) -> Batch:
 
 
 def _shift(batch: Batch, size: float, draws: torch.Generator) -> Batch:
-    """Move the rollout's log-probabilities one token later in a share `size` of the responses. The last one becomes the first."""
+    """Move the rollout's log-probabilities one token later in a share `size` of the responses, and the last one to the front."""
     rolled = batch.logp_rollout.clone()
     for row in _chosen(batch, size, draws).nonzero()[:, 0]:
         rolled[row, batch.mask[row]] = batch.logp_rollout[row, batch.mask[row]].roll(1)

@@ -44,8 +44,7 @@ RECORDED = (
     "vllm-fp16", "vllm-int8", "local-fp8_channel", "local-fp8_tensor", "long/vllm-int8", "long/vllm-fp8_channel",
 )  # fmt: skip
 """Dumps of SmolLM2 by vLLM and by the local engine in experiments/study/smollm2, which are edited. They hold 128 responses of at
-most 48 tokens, or 32 of at most 512. The unedited ones were known while thresholds were set, and the first plan edited them
-too."""
+most 48 tokens, or 32 of at most 512. The unedited ones were known while thresholds were set. The first plan edited them too."""
 EDIT_SEED = 1206
 
 SMOLLM2 = {1205: Shape(128, 12)}
