@@ -38,7 +38,8 @@ PREFIX = {"moe_advised": "advised band, ", "moe_noise": "selection noise, ", "mo
 def rewards(results: Results, trained: int) -> pd.DataFrame:
     """Table with a row per ended run: arm, seed, outcome, onset, reward, best, training_reward, k3 in nats per token.
 
-    reward: the endpoint, mean of the last LAST held-out evaluations. best: the highest. training_reward: mean of the last `trained`.
+    reward: the endpoint, mean of the last LAST held-out evaluations. best: the highest of all. training_reward: mean reward of
+    the last `trained` steps.
     """
     ended, steps = results.ended, results.steps.assign(run=results.steps.run.astype(str))
     evaluated = steps[steps["eval/reward"].notna()].groupby("run")["eval/reward"]

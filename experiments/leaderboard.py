@@ -102,10 +102,9 @@ def row_command(row: Row) -> str:
 def separation(ends: pd.DataFrame) -> float:
     """Variance of the final reward between the arms of a regime, beyond the noise of seeds. ends: rewards [seeds, arms].
 
-    The rewards are shares of the control's gain. With S seeds and A arms, MS_arms and MS_rest are the mean squares of a two-way
-    layout of arms and seeds, and
+    The rewards are shares of the control's gain. MS_arms and MS_rest are the mean squares of a two-way layout of S seeds and A
+    arms. The variance component of the arms is
         separation = max(0, (MS_arms − MS_rest)/S)
-    is the variance component of the arms.
     """
     x = ends.to_numpy()
     seeds, arms = x.shape
@@ -133,7 +132,7 @@ def cost(names: tuple[str, ...]) -> float:
 
 
 def best_set(found: pd.Series) -> list[str]:
-    """The set of at most MOST regimes within BUDGET with the greatest separation in total. found: regime -> separation."""
+    """The set of at most MOST regimes within BUDGET with the greatest total of `found`, their separations; largest first."""
     sets = chain.from_iterable(combinations(found.index, size) for size in range(1, MOST + 1))
     best = max((names for names in sets if cost(names) <= BUDGET), key=lambda names: found[list(names)].sum())
     return sorted((name for name in best if found[name] > 0), key=lambda name: -found[name])

@@ -88,9 +88,9 @@ class StudyPlan:
     def compared(self, runs: pd.DataFrame) -> pd.DataFrame:
         """Table with a row per comparison of two arms that have all their seeds.
 
-        Columns: family, its `where` columns, arm, reference, mean (of the arm), of reference (its mean), difference, low and high
-        (its limits), p, holm_p, holds (number of pairs in which the hypothesis holds), pairs (their total number). A planned
-        comparison without runs counts in its family, with p = 1.
+        Columns: family, its `where` columns, arm, reference, mean (of the arm), of reference (its mean), difference, low, high,
+        p, holm_p, holds, pairs. low, high: limits of the difference. holds: number of pairs in which the hypothesis holds. pairs:
+        their total number. A planned comparison without runs counts in its family, with p = 1.
         """
         runs, rows = self.complete(runs), []
         for family in self.families:
