@@ -81,7 +81,7 @@ def _events(folder: RunFolder, damage: list[str]) -> list[dict[str, Any]]:
 
 
 def _missing(steps: np.ndarray, first: int, last: int, done: bool) -> list[str]:
-    """Sentences on missing rows from the step `first` to `last`. steps: those with a row. done: the run ended at `last`."""
+    """Sentences on missing rows from step `first` to `last`. steps: steps with a row. done: whether row `last` must exist."""
     end = int(steps[-1]) if len(steps) else first - 1
     problems = []
     if lacking := end + 1 - first - int((steps >= first).sum()):

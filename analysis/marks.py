@@ -68,7 +68,7 @@ Dash = str | tuple[int, tuple[float, ...]]
 
 
 class Mark(NamedTuple):
-    """The colour, marker and dash of an arm in figures. colour: #rrggbb, for a light page. marker, dash: matplotlib's notation."""
+    """The look of an arm in figures. colour: #rrggbb on a light page. marker, dash: in matplotlib's notation."""
 
     colour: str
     marker: str
@@ -103,8 +103,7 @@ class Marks:
     corrections: Mapping[str, tuple[str, ...]]
 
     def source(self, name: str) -> Mark:
-        """The mark of the uncorrected arms of the source of mismatch `name`. If the sweep lacks this source, the mark has the hue of
-        the precision `name`, or grey, a circle and a solid line."""
+        """The mark of uncorrected arms of the source of mismatch `name`. If the sweep lacks it, its colour is the precision's."""
         return self.sources.get(name) or Mark(HUES.get(name, NEUTRAL), MARKERS[0], DASHES[0])
 
 

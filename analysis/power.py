@@ -35,7 +35,7 @@ def plan(
     """A row per control arm: its seeds, the spread of their rewards, and the number of seeds that each claim needs per arm.
 
     difference: true difference of mean rewards to detect. margin: difference within which arms count as equivalent. power: wanted
-    probability of success. comparisons: number of comparisons under Holm's adjustment; the first must reach 5 % / comparisons.
+    probability of success. comparisons: number of comparisons under Holm's adjustment; the first must reach LEVEL / comparisons.
     Numbers are given for the measured spread and its upper 80 % limit. With each, an exact test can reach the level.
     Raises UserError on a sweep without two ended runs of a control, on equal rewards, and on numbers out of bounds.
     """

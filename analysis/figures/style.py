@@ -172,7 +172,7 @@ def draw(figure: Figure, name: str) -> Drawing:
 
 
 def _settle(figure: Figure) -> None:
-    """Fix the places of the figure's panels, with text sizes as in an SVG. Saving would otherwise draw the figure to place them."""
+    """Fix the places of the figure's panels, with text sizes as in an SVG. Saving would otherwise draw it to find them."""
     FigureCanvasSVG(figure)
     if engine := figure.get_layout_engine():
         engine.execute(figure)

@@ -51,7 +51,7 @@ onload = () => {
 
 
 def annotate(report: Path, out: Path) -> Path:
-    """Write a screenshot of the page `report` with numbered parts to `out`. Raises UserError if the page lacks a part of CALLOUTS."""
+    """Write a numbered screenshot of the page `report` to `out`, and return `out`. Raises UserError if a part is missing."""
     text = report.read_text(encoding="utf-8")
     script = SCRIPT.replace("CALLOUTS", json.dumps(CALLOUTS))
     added = f"<style>body {{ margin-left: 64px }}</style><script>{script}</script></body>"
