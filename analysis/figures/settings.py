@@ -76,7 +76,7 @@ def bounds(results: Results) -> Figure | str:
 
 
 def frontier(results: Results) -> Figure | str:
-    """Heat maps of uncorrected runs: the shares that collapsed and that reached the reward HEALTHY, a column per learning rate."""
+    """Heat maps of uncorrected runs: shares that collapsed and that reached the reward HEALTHY, a column per learning rate."""
     rate = pd.Series({run: config["actor"]["lr"] for run, config in results.configs.items()})
     runs = results.runs_but([RATE])
     plain = runs[runs.correction == "none"]

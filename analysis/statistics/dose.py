@@ -1,8 +1,8 @@
 """Dose and response: the reward of a policy over the size of its mismatch, for synthetic noise of one persistence.
 
-An arm with noise is a point. Its dose is the median over runs of K3, itself the median over steps; its response r is the mean over
-runs of the mean of the last LAST held-out evaluations. The arms of one correction and persistence form a curve, which begins at
-the exact control with dose 0. Its fit f minimises Σ n_i·(f_i − r_i)² over f_0 ≥ f_1 ≥ …, with n_i runs at dose i (isotonic
+An arm with noise is a point. Its dose is the median over runs of K3, itself the median over steps; its response r is the mean
+over runs of the mean of the LAST last held-out evaluations. The arms of one correction and persistence form a curve from
+the exact control with dose 0 on. Its fit f minimises Σ n_i·(f_i − r_i)² over f_0 ≥ f_1 ≥ …, with n_i runs at dose i (isotonic
 regression). f is linear in √K3 between doses, since √K3 grows as the log ratio does, and undefined beyond the largest dose.
     tolerated dose at a margin m = min {d: f(d) ≤ mean of the control − m}
 Bands are percentiles over resamples: the runs of each arm and of the control are drawn with replacement. The doses stay fixed.
@@ -31,7 +31,7 @@ REPS = 1000
 
 
 class Curve(NamedTuple):
-    """A curve of a policy's reward over dose: arms with noise of one loss, setting, correction and persistence, and their control.
+    """A curve of reward over dose: the arms with noise of one loss, setting, correction and persistence, and their control.
 
     doses: K3 in nats per token, ascending [D]. responses: per dose, an array of the runs' rewards. measured: median persistence
     over 20 syncs, NaN if unmeasured. level: the fit at the control and each dose [1 + D]; drawn: the fit to each bootstrap draw
@@ -62,7 +62,7 @@ class Curve(NamedTuple):
         return min(map(len, (self.control, *self.responses)))
 
     def at(self, k3: np.ndarray | float) -> np.ndarray:
-        """The curve's fit at the doses `k3`, and the lower and upper ends of its 95 % band, [3, ...]; NaN beyond the largest dose."""
+        """The curve's fit at the doses `k3`, and the lower and upper end of its 95 % band, [3, ...]; NaN beyond its doses."""
         assert self.level is not None and self.drawn is not None
         known, asked = np.sqrt([0.0, *self.doses]), np.sqrt(np.asarray(k3, float))
         draws = np.array([np.interp(asked, known, level) for level in self.drawn])
@@ -79,10 +79,7 @@ class Curve(NamedTuple):
 
 
 class Real(NamedTuple):
-    """An arm whose mismatch comes from a real precision, a point beside curves of synthetic noise. k3: median in nats per token.
-
-    measured: median persistence over 20 syncs, NaN if unmeasured. responses: the runs' rewards.
-    """
+    """An arm with mismatch by a real precision. k3: nats per token. measured: persistence, NaN if none. responses: rewards."""
 
     policy: str
     loss: str

@@ -65,7 +65,7 @@ def alarm(signal: Signal, threshold: float) -> float:
 
 
 def auc_at(score: np.ndarray, case: np.ndarray) -> float:
-    """Area under the ROC curve: P(score of a case > score of a control), ties counting half. NaN if a score is NaN. case: bools."""
+    """Area under the ROC curve: P(score of a case > score of a non-case), ties counting half; NaN if a score is NaN."""
     if np.isnan(score).any():
         return np.nan
     cases, controls = score[case], np.sort(score[~case])
