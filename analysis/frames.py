@@ -59,8 +59,7 @@ def plain(text: str) -> str:
 
 
 def csv(table: pd.DataFrame, index: bool = False) -> str:
-    """A table as CSV, safe to open in a spreadsheet. Cells that begin like a formula get an apostrophe, control characters are
-    escaped. index: whether to write the index."""
+    """A table as CSV that is safe to open: cells that begin like a formula get an apostrophe, control characters are escaped."""
     safe = table.rename(columns=_inert)
     texts = [place for place, kind in enumerate(safe.dtypes) if not pd.api.types.is_numeric_dtype(kind)]
     for place in texts:

@@ -115,7 +115,7 @@ def _states(runs: pd.DataFrame) -> str:
 
 
 def _stable(results: Results) -> str:
-    """Sentences on a sweep of controls alone: in how many settings runs reached a healthy reward, and in how many they collapsed."""
+    """Sentences on a sweep of controls alone: the numbers of settings in which runs reached a healthy reward, and collapsed."""
     runs = results.ended
     if runs.empty:
         return ""

@@ -59,7 +59,7 @@ def mismatch(batch: Batch | None = None, **arrays: Unpack[Arrays]) -> dict[str, 
 
 
 def diagnostics(batch: Batch | None = None, *, correction: Correction | str, **arrays: Unpack[Arrays]) -> dict[str, float]:
-    """Return metrics of the mismatch and of a correction's effect on a batch: weights, filters, tokens kept. Training runs log them.
+    """Return metrics of the mismatch and of a correction's effect on a batch: weights, filters, tokens kept. Runs log them too.
 
     correction, arrays: the arguments of `correct`. Raises ValueError if an array is missing or cannot be used.
 
@@ -92,8 +92,8 @@ def load(path: Path | str, *, skip_bad: bool = False) -> list[Batch]:
 class ReplayResult(NamedTuple):
     """Data frames that `replay` returns: the effect of corrections on a dump, and the dump's mismatch.
 
-    corrections: a row per correction, with the metrics of a run and effect/*. thresholds: a row per family and bound.
-    profiles: mean effective weight by position and length. mismatch: statistics of the whole dump, as from `mismatch`.
+    corrections: a row per correction, with the metrics of a run and effect/*. thresholds: a row per family and bound of corrections.
+    profiles: mean effective weight by token position and response length. mismatch: statistics of the dump, as from `mismatch`.
     versions: a row per age of the weights that sampled a token; empty if the dump has no column of versions.
     skipped: correction -> the column that it needs and the dump lacks.
     """

@@ -24,9 +24,9 @@ class Arrays(TypedDict, total=False):
     mask: Array
     """Mask that is true on response tokens; without it all tokens count."""
     advantages: Array
-    """Advantage of each token; needed only by filters for negative advantages."""
+    """Advantage of each token; only filters with when=negative_advantage, and perhaps plug-ins, need it."""
     segments: Array
-    """Number, from 0, of the turn that each token belongs to; needed only by corrections at a segment level."""
+    """Number of the turn to which each token belongs; only corrections at a segment level need it."""
 
 
 def as_batch(**arrays: Unpack[Arrays]) -> Batch:

@@ -40,8 +40,7 @@ def reread(rows: list[dict[str, float]], config: dict[str, Any]) -> dict[str, in
 
 
 def robustness(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evaluated: Curves) -> pd.DataFrame:
-    """Number of runs with a drawdown: a row per arm, a column per definition (DELTAS x LENGTHS); NaN for an arm without
-    evaluated runs that have the drawdown detector."""
+    """Number of runs with a drawdown: a row per arm, a column per definition (DELTAS x LENGTHS). NaN: no run can be judged."""
     definitions = pd.MultiIndex.from_product([DELTAS, LENGTHS], names=["delta", "consecutive"])
     counts: dict[str, np.ndarray] = {}
     for run in runs.itertuples():

@@ -58,8 +58,7 @@ def _interval(name: str, interval: tests.Interval) -> dict[str, float]:
 
 
 def averages(final: pd.Series, strata: pd.Series) -> dict[str, float]:
-    """Interquartile mean final_iqm and mean final_mean of the last rewards `final`, with intervals x_low, x_high by a bootstrap
-    within each of the `strata`."""
+    """Interquartile mean final_iqm and mean final_mean of last rewards, each with _low and _high of a bootstrap in `strata`."""
     middle = bootstrap(final, strata, iqm, np.random.default_rng(RESAMPLING))
     mean = bootstrap(final, strata, np.mean, np.random.default_rng(RESAMPLING))
     return _interval("final_iqm", middle) | _interval("final_mean", mean)

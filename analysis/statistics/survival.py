@@ -56,8 +56,7 @@ def _beta_quantile(share: float, first: np.ndarray, second: np.ndarray, sure: fl
 
 
 def rmst(time: np.ndarray, event: np.ndarray, tau: float) -> np.ndarray:
-    """Restricted mean survival time ∫₀^τ Ŝ(t) dt in steps, of each sample of n runs; time, event: [..., n]. Uncensored, it is
-    E min(T, τ)."""
+    """Restricted mean survival time ∫₀^τ Ŝ(t) dt of samples [..., n] of n runs, in steps; uncensored, the mean of min(T, τ)."""
     time, event = np.atleast_2d(time).astype(float), np.atleast_2d(event)
     # At equal times collapses count before censored ends, since a run that ended there was still at risk.
     order = np.lexsort((~event, time), axis=-1)

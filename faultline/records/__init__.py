@@ -35,8 +35,8 @@ def quick() -> dict[str, list[str]]:
 def verdict() -> dict[str, Any]:
     """The frozen rules that choose a correction, and their measured scores, by deployed policy; empty before they are frozen.
 
-    Policy -> v2 (cut-offs of that rule), best (the best constant arm), chosen (v2 or "best constant"; None before held-out regimes are
-    scored), regimes (their number), and scores: rule -> mean, worst and in, see `experiments.leaderboard.scored`.
+    Policy -> v2 (that rule's cut-offs), best (the best constant arm), chosen (v2 or "best constant"; None before the held-out
+    regimes are scored), regimes (their number), scores: rule -> mean, worst and in, see `experiments.leaderboard.scored`.
     """
     file = files(__name__) / VERDICT
     return json.loads(file.read_text()) if file.is_file() else {}

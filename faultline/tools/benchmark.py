@@ -41,7 +41,7 @@ def benchmark_command(
     deploy: str | None = None,
     every_row: bool = False,
 ) -> None:
-    """Run an entry of the benchmark, and its references where they are not recorded, and print the tables. Ended runs are skipped.
+    """Run an entry of the benchmark, and its references where no record has them, and print tables. Ended runs are skipped.
 
     words: overrides of the entry, see `experiments.benchmark.overrides`, keys of a launcher, and keys of OPERATION for all runs.
     name: label of the entry, by default its words. file: a set of regimes in place of the quick set; full: all regimes of the
