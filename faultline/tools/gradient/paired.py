@@ -16,7 +16,7 @@ EQUAL = 1e-6
 
 
 class Paired:
-    """Compares a method's gradients [K, parameters] with those of no correction and of the exact sequence weight, on K batches."""
+    """Compares a method's gradients [K, parameters] on K batches with those of no correction and the exact sequence weight."""
 
     def __init__(self, gradients: Tensor, none: Tensor, exact: Tensor, responses: int):
         self.responses = responses
