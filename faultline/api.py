@@ -92,7 +92,7 @@ def load(path: Path | str, *, skip_bad: bool = False) -> list[Batch]:
 class ReplayResult(NamedTuple):
     """Data frames that `replay` returns: the effect of corrections on a dump, and the dump's mismatch.
 
-    corrections: a row per correction, with the metrics of a run and effect/*. thresholds: a row per family of corrections and bound.
+    corrections: a row per correction, with a run's metrics and effect/*. thresholds: a row per family of corrections and bound.
     profiles: mean effective weight by token position and response length. mismatch: statistics of the dump, as from `mismatch`.
     versions: a row per age of the weights that sampled a token; empty if the dump has no column of versions.
     skipped: correction -> the column that it needs and the dump lacks.

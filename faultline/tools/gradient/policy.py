@@ -61,7 +61,7 @@ class GradientPolicy:
             own[name].copy_(weight)
 
     def rows(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None) -> Rows:
-        """Convert prompts [B, P] and responses `tokens` [B, T] for `gradient`. replay: the engine's records to replay, or None."""
+        """Convert prompts [B, P] and responses `tokens` [B, T] for `gradient`. replay: records of the engine to replay."""
         layout = Layout.of(prompts, tokens, replay)
         return Rows(layout, self._below(layout) if self.blocks else None)
 

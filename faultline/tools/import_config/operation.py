@@ -35,7 +35,7 @@ def of_skyrl(source: Source, out: Translation) -> None:
 
 
 def operate(source: Source, out: Translation, program: str, numbers: Mapping[str, str]) -> None:
-    """Translate intervals, checkpoints, W&B's project, AdamW's betas, recomputation, model. numbers: program's key -> key here."""
+    """Translate intervals, checkpoints, W&B's project, AdamW's betas, recomputation, model. numbers: their key -> key here."""
     for theirs, ours in numbers.items():
         value, least = source.number(theirs), 2 if ours == "checkpoint.keep" else 1
         if value is not None and value >= least:
