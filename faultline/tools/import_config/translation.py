@@ -76,7 +76,7 @@ class Source:
         return None if value is None else str(value)
 
     def numbers(self, name: str) -> list[float] | None:
-        """Take the value of `name` as a list of numbers; None if it is no list. Raises UserError on an entry that is no number."""
+        """Take the value of `name` as a list of numbers; None if it is no list. Raises UserError on any other entry."""
         value = self._values.get(name, ("", None))[1]
         if not isinstance(value, list):
             return None
@@ -247,7 +247,7 @@ class Translation:
             self.notes.append(f"{source}: theirs is the {reduction} of the entropy, this is reduced as the loss is")
 
     def schedule(self, name: object, source: str, warmup: float, min_ratio: float | None = None) -> None:
-        """Set the learning-rate schedule, named as in transformers. warmup: in steps. min_ratio: a cosine's last rate by its peak."""
+        """Set the learning-rate schedule, by transformers' name. warmup: in steps. min_ratio: a cosine's last rate by its peak."""
         name = "constant" if name == "constant_with_warmup" else name
         if name not in ("constant", "linear", "cosine", "inverse_sqrt"):
             self.lost.append(f"{source}={name}: no such schedule here")
@@ -317,7 +317,7 @@ def unusable(setting: str, reason: str) -> NoReturn:
 
 
 def as_number(key: str, value: Any) -> float:
-    """Convert a config's value to a number. Raises UserError naming its `key` unless it is a number or a string such as "1e-4"."""
+    """Convert a config's value to a number. Raises UserError with its `key` unless it is a number or text such as "1e-4"."""
     try:
         if isinstance(value, bool) or "_" in str(value):  # Python reads 1_2 as 12
             raise ValueError

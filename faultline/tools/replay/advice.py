@@ -64,7 +64,7 @@ class _Entries(NamedTuple):
     group: np.ndarray
     bin: np.ndarray
     sums: np.ndarray
-    """Sums [3, entries] over units: Σ n, and for weights Σ n·ρ and Σ n·ρ², where a unit has n tokens and the ratio ρ = π_old/μ."""
+    """Sums [3, entries] over units: Σ n, and for weights Σ n·ρ and Σ n·ρ². A unit has n tokens and the ratio ρ = π_old/μ."""
 
 
 class Advisor:
@@ -105,7 +105,9 @@ class Advisor:
         self.logs["sequence"].append(tokens.in_responses.sum(tokens.l)[present])
 
     def propose(self, null: Thresholds | None = None, seed: int = 0) -> Advice:
-        """Propose a bound for each family of corrections, with its 95 % interval and a verdict. null: thresholds of a control's dump.
+        """Propose a bound for each family of corrections, with its 95 % interval and a verdict.
+
+        null: thresholds of a control's dump.
 
         seed: fixes the resampling.
         """
@@ -152,7 +154,9 @@ class Advisor:
         return _merged(_Entries(*(np.concatenate([part[i] for part in parts], axis=-1) for i in range(3))))
 
     def _place(self, family: Family, sums: np.ndarray, floor: int) -> int | None:
-        """Index in DEFAULT of the bound to propose; None if none is needed or none reaches the target. floor: least index of a filter."""
+        """Index in DEFAULT of the bound to propose; None if none is needed or none reaches the target.
+
+        floor: least index of a filter."""
         curve = _curve(family, sums)
         if self._unneeded(family, curve):
             return None
@@ -163,7 +167,7 @@ class Advisor:
         return max(int(good[0]), floor) if len(good) else None
 
     def _unneeded(self, family: Family, curve: _Curve) -> str:
-        """Reason why the family needs no bound, or "": the ESS target is met without one, or the smallest bound keeps enough tokens."""
+        """Reason why the family needs no bound, else "": without one the ESS target is met, or the smallest keeps enough tokens."""
         if family.action == "truncate":
             return f"ESS {curve.ess[-1]:.3f} without" if curve.ess[-1] >= self.target.ess else ""
         return f"the smallest keeps {curve.kept[0]:.2%} of the tokens" if curve.kept[0] >= self.target.kept else ""
@@ -203,7 +207,7 @@ def _curve(family: Family, sums: np.ndarray) -> _Curve:
 
 
 def _null_floor(family: Family, null: Thresholds | None) -> int:
-    """Index of the first bound at which a filter family rejects at most NULL_RATE of a control dump's tokens; 0 without `null`."""
+    """Index of the first bound at which a filter family rejects at most NULL_RATE of a control's tokens; 0 without `null`."""
     if null is None or family.action == "truncate":
         return 0
     good = np.flatnonzero(null.metrics(null.sums[family])["kept_tokens"] >= 1 - NULL_RATE)
@@ -214,7 +218,7 @@ def _verdict(unneeded: str, place: int | None, beyond: int, tail: float, bounded
     """Verdict in words on a proposed bound, the first that applies. place: index of the bound, or None.
 
     unneeded: why no bound is needed. beyond: number of responses beyond the bound. tail: Pareto k of the weights whose ESS chose
-    the bound, NaN for a filter. bounded: share of the resamples that have a bound. If no bound is needed, the tail does not matter:
+    the bound, NaN for a filter. bounded: share of the resamples that have a bound. If no bound is needed, the tail is irrelevant:
     the dump shows the ESS of batches of its size. A bound C has the bias E[ρ] − E[min(ρ, C)] with ρ = π_old/μ; with a tail above
     HEAVY no feasible sample shows it.
     """

@@ -22,7 +22,9 @@ UNTESTED = "This rule has not been tested out of sample."
 
 
 def answers(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], policies: Sequence[str]) -> list[Deployed]:
-    """The replay's answer for each deployed policy of `policies`. frozen: `records.verdict`; a policy without tested rule gets none.
+    """The replay's answer for each deployed policy of `policies`.
+
+    frozen: `records.verdict`; a policy without tested rule gets none.
 
     lasting: persistence of the mismatch. No correction is named if the dump's log-probabilities are not consistent.
     """
