@@ -41,8 +41,8 @@ class RunFacts(NamedTuple):
         """Diagnose a batch, given the facts. lag: versions by which each token's weights lag, [B, T]. tokens: ids [B, T].
         entropy: H(π_old) [B, T] in nats. Noise that the run adds on purpose is no fault.
         """
-        precision, baseline = (self.precision, self.baseline) if lag is None else (None, None)
-        found = diagnose(batch, precision=precision, baseline=baseline, lag=lag, tokens=tokens, entropy=entropy)
+        usual = None if lag is not None else self.precision if self.baseline is None else self.baseline
+        found = diagnose(batch, usual=usual, lag=lag, tokens=tokens, entropy=entropy)
         if found.question != "b" or not self.noise:
             return found
         evidence = "this run adds noise to its sampler"

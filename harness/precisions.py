@@ -96,6 +96,8 @@ def _refusal(name: str, machine: Machine) -> str | None:
             return "its CPU build has no per-tensor FP8 quantisation"
         case "fp8_block" if not machine.amx_fp8:
             return "this CPU has no AMX-FP8"
+        case "int8" if not machine.vnni:  # oneDNN, "Nuances of int8 computations": pairs of products are summed in 16 bits
+            return "this CPU has no VNNI, without which sums of INT8 products saturate"
         case "fp8_block_w8a16" if machine.amx_fp8:
             return "this CPU multiplies in W8A8: use fp8_block"
         case "fp8_block_w8a16" if not machine.amx:

@@ -31,12 +31,12 @@ COARSEST = 1.0
 """Largest K3 attributed to rounding when the sampler's precision is not known: about 4 times that of 4-bit weights."""
 
 
-def most(precision: str | None, baseline: float | None = None) -> float:
-    """The largest K3 that rounding explains, by the name of the sampler's precision; `COARSEST` for None or an unmeasured one.
+def most(usual: str | float | None) -> float:
+    """The largest K3 that rounding explains, in nats per token.
 
-    baseline: K3 of a dump that the same model wrote without a fault in this precision. It replaces the measured table, but the
-    result is never below that for fp32.
+    usual: the sampler's precision, by name; or the K3 of a dump that the same model wrote without a fault in this precision,
+    which replaces the measured table, though the result is never below that for fp32. `COARSEST` for None or an unmeasured name.
     """
-    if baseline is not None:
-        return max(EXCESS_OF_BASELINE * baseline, EXCESS * K3["fp32"])
-    return K3[precision] * EXCESS if precision in K3 else COARSEST
+    if isinstance(usual, int | float):
+        return max(EXCESS_OF_BASELINE * usual, EXCESS * K3["fp32"])
+    return K3[usual] * EXCESS if usual in K3 else COARSEST

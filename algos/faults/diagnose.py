@@ -43,21 +43,20 @@ class Diagnosis(NamedTuple):
 def diagnose(
     batch: Batch,
     *,
-    precision: str | None = None,
-    baseline: float | None = None,
+    usual: str | float | None = None,
     lag: Tensor | None = None,
     tokens: Tensor | None = None,
     entropy: Tensor | None = None,
 ) -> Diagnosis:
     """The diagnosis of a batch's log-probabilities: the first fault that fits, in the order of `base.QUESTIONS`.
 
-    precision: the sampler's, a key of `rounding.K3`; without it K3 is compared with the coarsest format's. baseline: K3 of a dump
-    that the same model wrote without a fault, in place of the precision's. lag [B, T]: number of versions by which each token's
+    usual: the sampler's precision, a key of `rounding.K3`, or the K3 of a dump that the same model wrote without a fault; without
+    it K3 is compared with the coarsest format's. lag [B, T]: number of versions by which each token's
     weights are known to be old, which is no fault. tokens [B, T]: ids, which identify repeated samples exactly. entropy [B, T]:
     H(π_old) of each token in nats, which reveals another sampler's tokens. Raises ValueError without `logp_old`.
     """
     found = statistics(batch, tokens, entropy)
-    found["size/k3_most"] = rounding.most(precision, baseline)
+    found["size/k3_most"] = rounding.most(usual)
     found["size/lag"] = found["size/lag_spread"] = 0.0
     if lag is not None and bool(batch.mask.any()):
         known = torch.where(batch.mask, lag, 0)

@@ -62,12 +62,11 @@ def judged(made: Made) -> dict[str, Any]:
     """Diagnose the fault of a dump, and return the result as a row of the record: a dict with the keys FIELDS."""
     arm = made.key.precision
     precision = "fp8_tensor" if arm.startswith("staleness") or arm in ("partial", "moe", "moe_r3") else arm
-    bare = diagnose(made.batch, precision=precision, lag=made.lag, tokens=made.tokens)
+    bare = diagnose(made.batch, usual=precision, lag=made.lag, tokens=made.tokens)
     found = bare
     if made.entropy is not None or made.baseline is not None:
-        found = diagnose(
-            made.batch, precision=precision, baseline=made.baseline, lag=made.lag, tokens=made.tokens, entropy=made.entropy
-        )
+        usual = precision if made.baseline is None else made.baseline
+        found = diagnose(made.batch, usual=usual, lag=made.lag, tokens=made.tokens, entropy=made.entropy)
     statistics = found.statistics
     numbers = found.strength, statistics["tails/k3"], statistics["identity/z"], statistics["surprise/z"], made.baseline or 0.0
     values = (

@@ -79,7 +79,8 @@ def counted(key: Key, parts: list[Made]) -> pd.DataFrame:
     expected = NAMES.get(key.fault, key.fault)
     rows = []
     for part in parts:
-        found = diagnose(part.batch, precision=key.precision, baseline=part.baseline, tokens=part.tokens, entropy=part.entropy)
+        usual = key.precision if part.baseline is None else part.baseline
+        found = diagnose(part.batch, usual=usual, tokens=part.tokens, entropy=part.entropy)
         right = found.kind == "consistent" if expected == "clean" else found.fault == expected and found.kind == "fault"
         rows.append({"responses": len(part.batch.mask), "parts": 1, "right": int(right)})
     of_number = pd.DataFrame(rows).groupby("responses", as_index=False).sum()

@@ -6,6 +6,7 @@ import functools
 import inspect
 import logging
 import os
+import platform
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -65,8 +66,10 @@ def this_machine() -> Machine:
     from vllm import _custom_ops as ops
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
+    flags = torch.cpu.get_capabilities()
     return Machine(
         avx512=torch.cpu._is_avx512_supported(),
+        vnni=bool(flags.get("avx512_vnni") or flags.get("avx_vnni")) or platform.machine() != "x86_64",
         amx=torch.cpu._is_amx_tile_supported(),
         amx_fp16=torch.cpu._is_amx_fp16_supported(),
         amx_fp8=ops.cpu_has_amx_fp8(),

@@ -167,7 +167,7 @@ class Advisor:
         return max(int(good[0]), floor) if len(good) else None
 
     def _unneeded(self, family: Family, curve: _Curve) -> str:
-        """Reason why the family needs no bound, else "": without one the ESS target is met, or the smallest keeps enough tokens."""
+        """Reason why the family needs no bound, else "": the ESS target is met without one, or the least keeps enough tokens."""
         if family.action == "truncate":
             return f"ESS {curve.ess[-1]:.3f} without" if curve.ess[-1] >= self.target.ess else ""
         return f"the smallest keeps {curve.kept[0]:.2%} of the tokens" if curve.kept[0] >= self.target.kept else ""
