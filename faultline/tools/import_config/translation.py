@@ -247,7 +247,7 @@ class Translation:
             self.notes.append(f"{source}: theirs is the {reduction} of the entropy, this is reduced as the loss is")
 
     def schedule(self, name: object, source: str, warmup: float, min_ratio: float | None = None) -> None:
-        """Set the learning-rate schedule, by its name in transformers. warmup: steps. min_ratio: last rate by peak of a cosine."""
+        """Set the learning-rate schedule, by its name in transformers. warmup: steps. min_ratio: a cosine ends at this share."""
         name = "constant" if name == "constant_with_warmup" else name
         if name not in ("constant", "linear", "cosine", "inverse_sqrt"):
             self.lost.append(f"{source}={name}: no such schedule here")
