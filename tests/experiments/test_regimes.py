@@ -11,6 +11,7 @@ from experiments.regimes import (
     EACH,
     PLANNED,
     SEEDS,
+    STARTS_FILE,
     STUDIED,
     Regime,
     admission,
@@ -70,7 +71,12 @@ def test_a_third_of_each_source_calibrates():
         assert [regime.source for regime in parts.calibration].count(source) == 1
         assert [regime.source for regime in parts.held_out].count(source) == EACH - 1
     assert Regime("moe", "w4a4") in parts.calibration and Regime("dense", "w4a4") in parts.held_out
-    assert not set(SEEDS) & set(STUDIED)
+
+
+def test_seeds_are_the_first_without_an_unfit_warm_start():
+    fit = pd.read_csv(STARTS_FILE).groupby("seed").fit.all()
+    assert list(fit[fit].index) == [*STUDIED, *SEEDS] and not set(SEEDS) & set(STUDIED)
+    assert list(fit.index) == [*range(70, STUDIED[-1] + 1), *SEEDS]  # none was passed over
 
 
 def test_a_bed_that_is_not_admitted_is_replaced():
