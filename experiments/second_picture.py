@@ -43,7 +43,7 @@ POLICIES = {OWN: "trainer's own policy", SAMPLING: "sampling policy"}
 
 
 def main(folder: Path, out: Path) -> None:
-    """Draw second.png, second_long.png and persistence.png into `out`, from the tables endpoints.csv and long.csv in `folder`."""
+    """Draw reward over K3 (second.png) and over steps (second_long, persistence), from endpoints.csv and long.csv in `folder`."""
     out.mkdir(parents=True, exist_ok=True)
     _doses(folder).savefig(out / "second.png", dpi=150)
     long = pd.read_csv(folder / "long.csv")

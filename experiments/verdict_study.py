@@ -46,7 +46,7 @@ ARMS = {
 }
 """Arm -> its preset of correction. Further arms are each bed's control, and the verdict's setting if it is none of these."""
 POLICIES = {"trainer": "", "sampler": "rollout_"}
-"""Deployed policy -> prefix of its reward in the names of metrics, after eval/ and eval/train_."""
+"""Policy served after training (trainer's weights or rollout engine's) -> prefix of `reward` in metrics: eval/rollout_reward."""
 EARLY = 20
 """Number of steps at the start of a run whose mismatch the rules, the laws and the forecast may use."""
 HARMED = 0.25

@@ -94,7 +94,7 @@ def has_critic(config: Config) -> bool:
 
 
 def build_engine(config: Config, shape: PretrainedConfig, task: Task) -> functools.partial:
-    """Bind the config's parameters to the rollout engine class. Raises UserError if the name is not that of an engine."""
+    """The class that rollout.engine.name names with the config's parameters bound. Raises UserError if it is not an engine."""
     r, named = config.rollout, config.rollout.engine
     engine = ENGINES[named.name]
     if not (inspect.isclass(engine) and issubclass(engine, RolloutEngine)):

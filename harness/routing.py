@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class RoutingReplay(NamedTuple):
-    """One value of the config key `routing.replay`."""
+    """Effect of a value of `routing.replay`: whose choice of experts, the trainer's or the rollout engine's, training repeats."""
 
     meaning: str
     """Meaning of the value, in one line."""

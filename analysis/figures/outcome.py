@@ -26,7 +26,7 @@ LEAST_SPAN = 0.3
 PLAIN = "no correction"
 """Title of the panel of uncorrected arms."""
 RISKS = 5
-"""Number of optimizer steps at which a survival plot gives the number of runs at risk."""
+"""Number of evenly spaced optimizer steps at which a survival plot states how many runs are still at risk of a collapse."""
 
 
 def too_few(results: Results) -> str:
@@ -50,7 +50,7 @@ class Panel(NamedTuple):
 
 
 def survival_curves(results: Results) -> Figure | str:
-    """The figure of the share of runs not yet collapsed by optimizer step: a line per arm, in the panels made by `panels`."""
+    """The figure of the share of runs not yet collapsed by optimizer step: a panel per loss, setting and source of mismatch."""
     if not enough(results):
         return too_few(results)
     collapsed = set(results.runs.arm[results.runs.event])
@@ -218,7 +218,7 @@ def heat_maps(results: Results) -> Figure | str:
 
 
 def reward_curves(results: Results) -> Figure | str:
-    """The figure of held-out reward over steps, in the panels made by the function `panels`, with the control behind each."""
+    """The figure of held-out reward over RL steps: a panel per loss, setting and source of mismatch, the control drawn behind."""
     none = "no run has recorded a held-out reward"
     if "eval/reward" not in results.steps:
         return none

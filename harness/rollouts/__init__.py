@@ -39,7 +39,7 @@ class Sampling:
     stop: tuple[int, ...] = ()
     """Tokens that end a response."""
     record_support: bool = False
-    """Whether rollouts have `Rollout.support`, the tokens that top_p and top_k left. See `RolloutEngine.support_refusal`."""
+    """Whether rollouts record the set of tokens that top_p and top_k left to sample from, which some engines cannot tell."""
 
     @property
     def truncated(self) -> bool:

@@ -39,7 +39,7 @@ def support(samples: list[Any], length: int, vocabulary: int, ranked: int) -> Te
 
 
 def expert_ids(samples: list[Any], prompts: Tensor, length: int, shape: PretrainedConfig) -> Tensor:
-    """Make `Rollout.expert_ids` from vLLM's experts [tokens, layers, k] of each response. Raises RuntimeError on other shapes."""
+    """The k experts that vLLM chose, [B, P + T − 1, layers, k], for each token it read. Raises RuntimeError on other shapes."""
     width = prompts.shape[1]
     ids = Routes.unrouted(
         len(samples), width + length - 1, shape.num_hidden_layers, shape.num_experts_per_tok, expert_count(shape), prompts.device

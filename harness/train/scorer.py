@@ -120,7 +120,7 @@ class Scorer:
         return logp
 
     def route_forward(self, responses: Responses, order: list[Tensor]) -> tuple[Tensor, Routes]:
-        """Return (log π_old [B, T] by the training forward, its routes), for a mixture that chooses its own experts."""
+        """Return (log π_old [B, T] in nats by the training forward, the experts that it chose), for replay while π_θ trains."""
         tokens, parts = responses.rollout.tokens, []
         logp, replay = torch.zeros(tokens.shape, device=tokens.device), self.recorded(responses.rollout)
         first = order[: self.config.actor.num_minibatches]

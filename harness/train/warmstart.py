@@ -61,7 +61,7 @@ class WarmStart(NamedTuple):
 
 
 def start(config: Config, task: Task) -> Start:
-    """Return the starting point of RL: a pretrained model, or a warm start. Raises UserError on a task that does not suit it."""
+    """Policy and prompts from which RL starts: pretrained, or after supervised training. Raises UserError without prompts."""
     if isinstance(config.model, HubConfig):
         if not isinstance(task, TextTask):
             raise UserError(f"task={config.task.name}: lacks the prompts `train` and `held_out`, which model=hub needs")

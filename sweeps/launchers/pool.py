@@ -44,7 +44,7 @@ class _Started(NamedTuple):
 
 
 class Pool:
-    """Pool of the processes of a sweep's runs on one machine. job: name of the job for the ledger."""
+    """Executes a sweep's runs on one machine, a forked process each. job: name that the sweep's log of events gives their job."""
 
     def __init__(self, sweep: Sweep, parallel: int, job: str):
         os.environ["OMP_NUM_THREADS"] = "1"  # the forked runs inherit it

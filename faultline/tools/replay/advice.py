@@ -193,7 +193,7 @@ def _binned(entries: _Entries, draw: np.ndarray | None) -> np.ndarray:
 
 
 def _curve(family: Family, sums: np.ndarray) -> _Curve:
-    """Share of tokens kept and ESS at each bound of DEFAULT for a family of corrections. sums: per bin, [3, bins]."""
+    """Share of tokens kept, and ESS, at each bound in DEFAULT. sums [3, bins]: Σ n, Σ n·ρ, Σ n·ρ² of n tokens between bounds."""
     inside = np.cumsum(sums, axis=1)[:, :-1]
     tokens = sums[0].sum()
     if family.action == "truncate":
