@@ -1,4 +1,4 @@
-"""Arms of a sweep: their order, their reference arms, and their places in the matrix of arms."""
+"""Arms of a sweep (runs alike but for the seed): their order, their references, and their places in the report's matrix."""
 
 from __future__ import annotations
 
