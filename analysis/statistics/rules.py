@@ -61,7 +61,8 @@ def constant(arm: str) -> Rule:
 def regret(ends: pd.DataFrame, chosen: Mapping[int, str]) -> float:
     """The regret of a rule under one mismatch: reward lost against the best correction, which is chosen on other seeds.
 
-    ends: last rewards [seeds, arms]. chosen: seed -> arm by the rule. For each choice S of half of the seeds, rounded down,
+    ends: last rewards [seeds, corrections]. chosen: seed -> the rule's correction. For each choice S of half of the seeds,
+    rounded down,
         best(S) = argmax over ARMS of the mean of S
         regret(S) = mean over the other seeds s of ends[s, best(S)] − ends[s, chosen(s)]
     and the regret is the mean over all S. If the best arm were chosen and scored on the same seeds, its noise would count as

@@ -86,7 +86,7 @@ class Pool:
             time.sleep(0.02)
 
     def settle(self) -> None:
-        """Write the ends of finished processes into the ledger."""
+        """Write the ends of the processes of finished runs into the sweep's log."""
         for run, started in list(self.running.items()):
             if started.process.is_alive():
                 continue
