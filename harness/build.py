@@ -29,7 +29,7 @@ PROVIDED = {"lengths", "greedy"} | BY_TOKEN
 
 
 class Plan(NamedTuple):
-    """Everything that a run builds from its config, checked and built once; `harness.validate.check` returns it.
+    """Everything that a run builds from its config: task, policy's shape, objective, engine and detectors, all checked.
 
     shape: the transformers config of the policy. advantage: the estimator with its parameters bound. engine: makes the rollout
     engine. detectors: make the collapse detectors, by name. has_critic: whether the run trains a critic, which learns values.
@@ -59,7 +59,7 @@ def build_objective(config: Config) -> Objective:
 
 
 def build_advantage(config: Config) -> functools.partial:
-    """Bind the parameters of a config's advantage estimator. Raises UserError on inputs that a run does not have."""
+    """Bind the parameters of a config's advantage estimator to it. Raises UserError if it needs inputs that the run lacks."""
     needs = "what it needs; decorate it with @advantage()"
     _check_marked(ADVANTAGES, "advantage.name", config.advantage.name, "needs", needs)
     estimator = ADVANTAGES[config.advantage.name]

@@ -19,9 +19,9 @@ LARGEST_TOP_K, TIES = 1000, 32
 
 
 def support(samples: list[Any], length: int, vocabulary: int, ranked: int) -> Tensor:
-    """Make `Rollout.support`, the tokens that top_p and top_k left, from the `ranked` most probable tokens that vLLM reports.
+    """Packed masks of the tokens that top_p and top_k left, made from the `ranked` most probable tokens that vLLM reports.
 
-    Tokens of finite log-probability are left. Raises UserError if all reported ones are, since there may then be more.
+    Those have a finite log-probability. Raises UserError if all reported ones have one, since there may then be more.
     """
     rows = []
     for sample in samples:

@@ -68,7 +68,7 @@ class Scorer:
             self._unloaded = version
 
     def score(self, responses: Responses, order: list[Tensor]) -> Scores:
-        """Log-probabilities of responses under π_old, the policy before the step, and π_ref. order: rows of each mini-batch."""
+        """Log-probabilities of responses under π_old (before the step) and a KL term's π_ref. order: rows of each mini-batch."""
         rollout, scoring = responses.rollout, self.config.actor.scoring
         old = forward_old = None
         replay = replay_old = self.replayed(rollout)
