@@ -81,7 +81,7 @@ class Mark(NamedTuple):
 
 
 class Styled(NamedTuple):
-    """The properties of runs that decide their colour, marker and dash. source: of mismatch, in words by `sources.source_of`."""
+    """The properties of runs that decide their colour, marker and dash. source: source of mismatch in words, such as `fp8`."""
 
     arm: str
     precision: str

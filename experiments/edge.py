@@ -1,7 +1,7 @@
 """Tables of the study of RL at the edge of stability: `python -m experiments.edge FOLDER [SWEEP ...]` (plan: docs/study.md).
 
-If sweeps are given, FOLDER/endpoints.csv is written first, with a row per run. FOLDER/table.md has a row per arm:
-its runs differ only in seed.
+If sweeps are given, FOLDER/endpoints.csv is written first, with a row per run. FOLDER/table.md has a row per arm, whose
+runs differ only in seed.
 """
 
 from __future__ import annotations

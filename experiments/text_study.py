@@ -72,7 +72,7 @@ def commands(number: int, done: set[tuple[str, int]]) -> list[str]:
 
 
 def arm_of(config: Mapping[str, Any]) -> str:
-    """The precision and correction, one of ARMS, of a recorded run. Raises UserError if the study has none such."""
+    """The precision and correction, one of ARMS, of a recorded run. Raises UserError if the study lacks it."""
     precision, level = config["rollout"]["precision"]["name"], config["correction"]["weight"]["level"]
     arm = " ".join(filter(None, (precision.removesuffix("_channel"), level)))
     if arm not in ARMS:

@@ -124,7 +124,7 @@ def current_states(sweep: Sweep) -> dict[str, RunState]:
 
 
 def select_runs(sweep: Sweep, beginnings: list[str], states: dict[str, RunState]) -> dict[str, RunState]:
-    """The runs whose hashes start with one of `beginnings`, each of which must fit one run. Without any, those in TROUBLE."""
+    """The runs whose hashes start with one of `beginnings`, each fitting exactly one run. Without any: failed or stopped runs."""
     if not beginnings:
         return {run: state for run, state in states.items() if state.state in TROUBLE}
     selected = {}

@@ -48,7 +48,7 @@ def diagnose(
     tokens: Tensor | None = None,
     entropy: Tensor | None = None,
 ) -> Diagnosis:
-    """The diagnosis of a batch's log-probabilities: the first fault that fits, those of the sampler's numbers tried first.
+    """The diagnosis of a batch's log-probabilities: the first fault that fits, faults of the sampler's numbers before others.
 
     usual: the sampler's precision, a key of `rounding.K3`, or the K3 of a dump that the same model wrote without a fault; without
     it K3 is compared with the coarsest format's. lag [B, T]: number of versions by which each token's

@@ -45,7 +45,7 @@ def shorten(key: str) -> str:
 
 
 def translate(source: Source, out: Translation) -> None:
-    """Translate a SkyRL config: put the keys of `source` into `out`, an experiment file under construction."""
+    """Translate a SkyRL config: fill `out` from `source`."""
     out.values["proximal"] = "old"
     _loss(source, out)
     _weight(source, out)

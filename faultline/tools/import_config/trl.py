@@ -44,7 +44,7 @@ def shorten(key: str) -> str:
 
 
 def translate(source: Source, out: Translation) -> None:
-    """Translate a GRPOConfig of TRL: put the keys of `source` into `out`, an experiment file under construction."""
+    """Translate a GRPOConfig of TRL: fill `out` from `source`."""
     out.values["proximal"] = "old"
     kind = source.take("loss_type", default="dapo")
     level = source.take("importance_sampling_level", default="token")
