@@ -94,7 +94,7 @@ class Objective(NamedTuple):
 
     @property
     def _function(self) -> Callable[..., TokenLoss]:
-        """The loss function without its bound parameters, which carries the attributes `anchored` and `select`."""
+        """The loss function without its bound parameters. Its attributes say whether it reads π_prox and selects tokens."""
         return getattr(self.loss, "func", self.loss)
 
     def _anchor(self, batch: Batch) -> Tensor | None:

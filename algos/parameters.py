@@ -149,7 +149,7 @@ def _signature(plugin: Callable) -> inspect.Signature | None:
 
 
 def _takes(signature: inspect.Signature, inputs: Sequence[str] | None) -> bool:
-    """Whether a function can be called with as many positional arguments as `inputs` has names; True if `inputs` is None."""
+    """Whether a plug-in can be called with as many positional arguments as `inputs` has names; True if `inputs` is None."""
     if inputs is None:
         return True
     places = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

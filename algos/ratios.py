@@ -54,7 +54,7 @@ class Ratio:
         return log_ratio(self.policy, self.batch.logp_rollout, self.mask)
 
     def cached(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
-        """The tensor stored under `key`; `make` computes it at the first use."""
+        """The tensor derived from the ratio that is stored under `key`; `make` computes it at the first use."""
         if key not in self._values:
             self._values[key] = make()
         return self._values[key]

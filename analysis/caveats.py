@@ -1,4 +1,4 @@
-"""Warnings to read before averaging over a sweep, one sentence each."""
+"""Warnings to read before averaging over the runs of a sweep, such as damaged runs or missing seeds, one sentence each."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from analysis.labels import brief
 OCCASIONAL = {"correction/used_length", "correction/dropped_length", "mismatch/pareto_k"}
 """Metrics that do not exist in every batch, so that a run may lack them without a warning."""
 LISTED = 5
-"""Maximum number of names (of metrics or arms) listed in one warning."""
+"""Maximum number of names (of metrics, or of arms: runs alike but for the seed) listed in one warning."""
 
 
 def caveats(
     runs: pd.DataFrame, recorded: dict[str, set[str]], provenance: dict[str, list[dict[str, Any]]], damaged: dict[str, str]
 ) -> list[str]:
-    """Warnings about damaged or unfinished runs, missing seeds, metrics that some runs of an arm lack, and differing code."""
+    """Warnings on damaged or unfinished runs, missing seeds, differing code, and metrics that not all runs of a setting have."""
     runs = runs.assign(arm=runs.arm.map(brief))
     return [
         *_damaged(damaged),
@@ -81,7 +81,7 @@ def _seeds(runs: pd.DataFrame) -> list[str]:
 
 
 def _metrics(runs: pd.DataFrame, recorded: dict[str, set[str]]) -> list[str]:
-    """A sentence per run that lacks metrics which other runs of its arm recorded. Runs without any metric are skipped."""
+    """A sentence per run that lacks metrics of other runs with its settings but the seed. Runs without metrics are skipped."""
     sentences = []
     for arm, group in runs.groupby("arm", sort=False):
         names = {run: recorded[run] - OCCASIONAL for run in group.index if recorded[run]}
@@ -109,6 +109,6 @@ def _spread(runs: pd.DataFrame, users: dict[str, set[str]]) -> str:
 
 
 def version(process: dict[str, Any]) -> str:
-    """Version of a process's code: its commit, with a short hash of its uncommitted changes."""
+    """Version of the code of a process that computed a run: its commit, with a short hash of its uncommitted changes."""
     changes = f" with uncommitted changes {process['diff']}" if process["diff"] else ""
     return f"{(process['commit'] or 'unknown')[:10]}{changes}"

@@ -38,7 +38,7 @@ COLUMNS = {
     "strata": "losses and settings",
     "reached_healthy": "healthy runs",
 }
-"""Column of a table -> its label, where it differs from the words of the column's name."""
+"""Name of a column in a report's table -> its label, where it differs from the words of the name."""
 
 METRICS = {
     "eval/reward": ("held-out reward", ""),
@@ -52,7 +52,7 @@ METRICS = {
     "correction/kept_sequences": ("sequences kept", ""),
     "rollout/response_tokens": ("response length", "tokens"),
 }
-"""Metric -> (displayed name, unit)."""
+"""Metric of a run, such as mismatch/k3 -> (displayed name, unit)."""
 
 
 def column(name: object) -> str:
@@ -70,7 +70,7 @@ def metric(name: str, unit: bool = False) -> str:
 
 
 def brief(name: str) -> str:
-    """An arm's name for sentences and legends, with each config key cut to its last part: `upper=2.5`."""
+    """Short name of equal runs for sentences and legends: each config key is cut to its last part, as `upper=2.5`."""
     return re.sub(r"(?<!\S)(?:\w+\.)+(?=\w+=)", "", name)
 
 

@@ -1,4 +1,4 @@
-"""A sweep read from run folders, W&B's offline files or a W&B server. Never imports torch."""
+"""Reads the runs of a sweep from their folders, W&B's offline files or a W&B server. Never imports torch."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ Dash = str | tuple[int, tuple[float, ...]]
 
 
 class Mark(NamedTuple):
-    """The look of an arm in figures. colour: #rrggbb on a light page. marker, dash: in matplotlib's notation."""
+    """The look of an arm (runs alike but for the seed) in figures. colour: #rrggbb. marker, dash: in matplotlib's notation."""
 
     colour: str
     marker: str
@@ -81,7 +81,7 @@ class Mark(NamedTuple):
 
 
 class Styled(NamedTuple):
-    """The properties of an arm that determine its `Mark`. source: its source of mismatch in words, from `sources.source_of`."""
+    """The properties of runs that decide their colour, marker and dash. source: source of mismatch in words, such as `fp8`."""
 
     arm: str
     precision: str
@@ -103,12 +103,12 @@ class Marks:
     corrections: Mapping[str, tuple[str, ...]]
 
     def source(self, name: str) -> Mark:
-        """The mark of uncorrected arms of the source of mismatch `name`. If the sweep lacks it, its colour is the precision's."""
+        """Colour, marker and dash of uncorrected runs with the source of mismatch `name`; by precision if the sweep lacks it."""
         return self.sources.get(name) or Mark(HUES.get(name, NEUTRAL), MARKERS[0], DASHES[0])
 
 
 def marks(arms: Iterable[Styled]) -> Marks:
-    """Choose the marks of a sweep's arms, sources of mismatch and corrections. An arm may be given more than once."""
+    """Choose colour, marker and dash of each arm, source of mismatch and correction. An arm may be given more than once."""
     arms = sorted(set(arms), key=lambda arm: (coarseness(arm.precision), arm.precision, arm.source, arm.arm))
     own = {arm.source for arm in arms if arm.control}
     names = dict.fromkeys(arm.source for arm in arms)

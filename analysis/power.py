@@ -32,7 +32,7 @@ def plan(
     comparisons: int = 1,
     seeds: Collection[int] = (),
 ) -> pd.DataFrame:
-    """A row per control arm: its seeds, the spread of their rewards, and the number of seeds that each claim needs per arm.
+    """A row per kind of control: its seeds, the spread of their rewards, and the seeds that each claim on two arms needs.
 
     difference: true difference of mean rewards to detect. margin: difference within which arms count as equivalent. power: wanted
     probability of success. comparisons: number of comparisons under Holm's adjustment; the first must reach LEVEL / comparisons.

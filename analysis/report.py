@@ -26,9 +26,9 @@ from harness.files import output_folder, write_file
 from harness.progress import Progress
 
 LISTED = 3
-"""Maximum number of seeds of an arm for which the terminal lists each seed."""
+"""Maximum number of seeds per setting for which the terminal lists each seed."""
 ROWS = 24
-"""Maximum number of arms for which the first figure has a row per arm; more would not fit on a screen."""
+"""Maximum number of arms (runs alike but for the seed) for which the first figure has a row each; more would not fit."""
 BEGIN, END = "<!-- begin: faultline report {} -->", "<!-- end: faultline report {} -->"
 """Marks in a Markdown file, between which `--into` writes results. The braces stand for the sweep and its seeds."""
 
@@ -201,7 +201,7 @@ def _list(sentences: list[str]) -> str:
 
 
 def _print(results: Results, answer: list[str]) -> None:
-    """Print a row per arm with its seeds, or the matrix of arms if there are many of either; then the answer and the caveats."""
+    """Print a row per arm with its seeds, or the matrix of arms if arms or seeds are many; then the answer and the caveats."""
     few = results.runs.groupby("arm").size().max() <= LISTED and len(results.arms) <= PANEL
     table, note = (tables.runs(results), tables.LISTED) if few else (tables.matrix(results), tables.MATRIX)
     show(f"{results.name}. {note}", table)

@@ -53,12 +53,12 @@ class Results:
 
     @cached_property
     def arms(self) -> list[str]:
-        """The arms of the sweep in their display order."""
+        """The arms of the sweep, each the name of runs that differ only in seed, in their display order."""
         return arms.order(self.runs)
 
     @cached_property
     def references(self) -> dict[str, str]:
-        """Arm -> the reference arm with which it is compared."""
+        """Arm -> its reference: the uncorrected arm, or the control for an uncorrected one, with all else equal."""
         return arms.references(self.runs)
 
     @cached_property
@@ -68,7 +68,7 @@ class Results:
 
     @cached_property
     def judged(self) -> str:
-        """The name of the policy whose rewards and events are judged."""
+        """The name of the policy whose rewards and events are judged: the trainer's, or the one that samples the rollouts."""
         if self.deployed is not None:
             return DEPLOYED[self.deployed]
         policies = {"rollout" if config["evaluation"]["policy"] == "rollout" else "trainer" for config in self.configs.values()}
@@ -76,7 +76,7 @@ class Results:
 
     @cached_property
     def control_only(self) -> bool:
-        """Whether the sweep has several arms, and all its runs are controls."""
+        """Whether all runs are controls, uncorrected in the trainer's own precision, of several losses or settings."""
         return bool(self.runs.control.all()) and len(self.arms) > 1
 
     @cached_property
@@ -108,7 +108,7 @@ class Results:
 
     @cached_property
     def healthy(self) -> pd.Series:
-        """Whether each run reached a held-out reward of `performance.HEALTHY` in an evaluation, by run."""
+        """Run -> whether it reached, in any evaluation, the held-out reward HEALTHY of a run that learns its task."""
         return self.rewards.best >= performance.HEALTHY
 
     @cached_property
@@ -118,12 +118,12 @@ class Results:
 
     @cached_property
     def evaluations(self) -> pd.DataFrame:
-        """A row per run and evaluation: the held-out reward, with the metrics of that step."""
+        """A row per run and evaluated step: the held-out reward, with metrics of the mismatch at that step."""
         return measures.evaluations(self.runs, self.steps)
 
     @cached_property
     def combinations(self) -> pd.DataFrame:
-        """A row per arm with its place in the matrix of precision and correction by loss and setting, and its outcome there."""
+        """A row per arm: its row (precision, correction) and column (loss, setting) in the report's matrix, and its outcome."""
         return arms.combinations(self.runs, self.rewards.final)
 
     @cached_property
@@ -138,7 +138,7 @@ class Results:
 
     @cached_property
     def warnings(self) -> pd.DataFrame:
-        """A row per diagnostic: how well it would have predicted the collapses of the ended runs."""
+        """A row per diagnostic, such as K3 or ESS: how well it would have predicted the collapses of the ended runs."""
         return predictors.evaluate(self.ended, self.steps)
 
     @cached_property
@@ -180,7 +180,7 @@ class Results:
 
     @cached_property
     def caveats(self) -> list[str]:
-        """Warnings to read before averaging over the sweep, one sentence each."""
+        """Warnings to read before averaging over the sweep's runs, such as missing seeds, one sentence each."""
         return [*caveats.caveats(self.runs, self.recorded, self.provenance, self.damaged), *self.disagreements]
 
     @cached_property

@@ -56,7 +56,7 @@ REAL = (
 
 
 def runs(results: Results) -> pd.DataFrame:
-    """The table of runs: a row per arm. Each cell lists a measure, or the outcome, of the arm's seeds in order."""
+    """The table of runs: a row per arm (runs alike but for the seed). Each cell lists a measure, or the outcome, by seed."""
     measured = results.measures
     shown = {name: form for name, form in SHOWN.items() if name != "persistence" or measured[name].notna().any()}
     cells = pd.DataFrame({name: measured[name].map(_number(form)) for name, form in shown.items()})
@@ -80,7 +80,7 @@ def _outcome(run: Any) -> str:
 
 
 def outcomes(results: Results) -> pd.DataFrame:
-    """The table of arms' outcomes: `Results.outcomes` with each estimate and its interval in one cell."""
+    """The table of outcomes, a row per arm: collapses, steps and reward gained, each estimate with its interval in one cell."""
     rows = []
     for row in results.outcomes.to_dict("records"):
         known = row["known"]
@@ -130,7 +130,7 @@ def _p(p: float, adjusted: float) -> str:
 
 
 def pooled(results: Results) -> pd.DataFrame:
-    """The table of pooled rewards: `Results.pooled` with each estimate and its interval in one cell."""
+    """The table of rewards pooled over losses and settings, a row per precision and correction, with intervals."""
     table = results.pooled
     if table.empty:
         return table
@@ -151,7 +151,7 @@ def estimate(row: dict, name: str, form: str, seeds: float) -> str:
 
 
 def matrix(results: Results) -> pd.DataFrame:
-    """The matrix of arms: `Results.combinations` with a cell per arm, in the format that MATRIX explains."""
+    """The matrix of outcomes: rows by precision and correction, columns by loss and setting, cells as MATRIX explains."""
     table = results.combinations
     cells: dict[str, dict[str, str]] = {place: {} for place in table.down}
     for row in table.to_dict("records"):
@@ -164,20 +164,20 @@ def matrix(results: Results) -> pd.DataFrame:
 
 
 def warnings(results: Results) -> pd.DataFrame:
-    """The table of diagnostics as warnings of a collapse: `Results.warnings` with the diagnostics' displayed names."""
+    """The table of diagnostics as warnings of a collapse: a row each, with leads, detections and false alarms."""
     table = results.warnings
     return table.assign(diagnostic=table.diagnostic.map(metric)) if len(table) else table
 
 
 def robustness(results: Results) -> pd.DataFrame:
-    """The table of each arm's collapsed runs with a column per definition of a drawdown, from `Results.robustness`."""
+    """The table of collapsed runs: a row per arm, a column per definition (depth, length) of a drawdown."""
     table = results.robustness.copy()
     table.columns = [column(name) for name in table]
     return table.rename_axis("arm").reset_index()
 
 
 def response(results: Results) -> pd.DataFrame:
-    """The table of reward over noise: a row per dose-response curve, with the columns that RESPONSE explains."""
+    """The table of reward over noise: a row per loss, setting, correction and persistence, columns as RESPONSE explains."""
     margin, rows = results.margin or MARGIN, []
     for curve in results.curves:
         ends = [f"{values.mean():.3f}" for values in (curve.responses[0], curve.responses[-1])]

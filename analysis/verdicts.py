@@ -110,7 +110,7 @@ def _headline(results: Results) -> str:
 
 
 def _states(runs: pd.DataFrame) -> str:
-    """The number of runs in each state, such as `2 failed, 1 queued`."""
+    """The number of runs in each state, as words such as `2 failed, 1 queued`."""
     return ", ".join(f"{number} {state}" for state, number in sorted(runs.state.value_counts().items()))
 
 

@@ -32,13 +32,13 @@ ARMS = {
     "fresh": "synthetic error, fresh",
     "fixed": "synthetic error, fixed",
 }
-"""Arm, which the option demo/ARM of +experiment sets up -> its name in the table."""
+"""Kind of run, set up by +experiment=demo/KIND -> its name in the table."""
 EARLY = 20
 """Number of steps at the start of a run whose median K3 the table shows."""
 
 
 class End(NamedTuple):
-    """The end of an arm: median K3 of the first steps in nats per token, mean last held-out rewards of trainer and sampler."""
+    """Results of equal runs over seeds: median early K3 in nats per token, mean last held-out rewards of trainer and sampler."""
 
     k3: float
     trainer: float
@@ -69,12 +69,12 @@ def main(words: list[str]) -> None:
 
 
 def paths(arm: str, seeds: list[int], *settings: str) -> list[Path]:
-    """Folders of an arm's runs with the config overrides `settings`, one folder per seed, in the order of the seeds."""
+    """Folders of the runs of experiment demo/`arm` with the overrides `settings`, one per seed, in the order of the seeds."""
     return [parse(compose(f"+experiment=demo/{arm}", f"seed={seed}", *settings)).path for seed in seeds]
 
 
 def end(results: Results, runs: list[Path]) -> End:
-    """Read the end of an arm: K3 over the first EARLY steps, and rewards over the last LAST evaluations, of all its runs."""
+    """Read the median K3 of the first EARLY steps of `runs`, and their mean rewards over the last LAST evaluations."""
     steps = results.steps[results.steps.run.isin([path.name for path in runs])]
     judged = steps.dropna(subset=["eval/reward"]).groupby("run", observed=True).tail(LAST)
     early = steps[steps.step < EARLY]["rollout_corr/k3_kl"].median()
@@ -84,7 +84,7 @@ def end(results: Results, runs: list[Path]) -> End:
 def proposed(verdict: dict[str, Any]) -> list[str]:
     """Config overrides that `faultline replay --json` proposes for deploying the trainer's policy; empty for no correction.
 
-    The choice of a rule that the study of the verdict has tested takes precedence over the proposal made from the dump alone.
+    A choice of correction that docs/decision.md has tested takes precedence over the proposal made from the dump alone.
     """
     tested = [one for one in verdict["deployed"] if one["policy"] == "trainer" and one["rule"]]
     chosen = tested[0] if tested else verdict["proposal"]
@@ -92,7 +92,7 @@ def proposed(verdict: dict[str, Any]) -> list[str]:
 
 
 def table(ends: dict[str, End], harmed: str, followed: End | None) -> list[str]:
-    """Lines of the demo's table: a row per arm, and one for the harmed arm when it trained with the verdict's settings."""
+    """Lines of the demo's table: a row per kind of run, and one for the most harmed kind with the proposed correction."""
     rows = {ARMS[arm]: end for arm, end in ends.items()}
     if followed:
         rows[f"{ARMS[harmed]}, as the verdict says"] = followed
@@ -101,7 +101,7 @@ def table(ends: dict[str, End], harmed: str, followed: End | None) -> list[str]:
 
 
 def outcome(control: End, none: End, followed: End | None, name: str, settings: str, seeds: int) -> str:
-    """Sentence on the harmed arm `name`: the trainer's reward that it lost, the verdict's settings, and the reward regained."""
+    """Sentence on the harmed runs `name`: the reward that their trainer lost, the verdict's settings, and the reward regained."""
     lost = control.trainer - none.trainer
     if followed is None:
         return f"The verdict proposed no correction for {name}, which ended {lost:.2f} below the control."

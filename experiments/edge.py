@@ -1,6 +1,7 @@
 """Tables of the study of RL at the edge of stability: `python -m experiments.edge FOLDER [SWEEP ...]` (plan: docs/study.md).
 
-If sweeps are given, FOLDER/endpoints.csv is written first, with a row per run. FOLDER/table.md has a row per arm.
+If sweeps are given, FOLDER/endpoints.csv is written first, with a row per run. FOLDER/table.md has a row per arm, whose
+runs differ only in seed.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ PLAN = StudyPlan(
     seeds=range(30, 35),
 )
 PREFIX = {"moe_advised": "advised band, ", "moe_noise": "selection noise, ", "moe_dense": "dense, "}
-"""Name of a sweep -> prefix that its arms' names get in the table."""
+"""Name of a sweep -> prefix that the names of its kinds of runs get in the table."""
 
 
 def rewards(results: Results, trained: int) -> pd.DataFrame:
-    """Table with a row per ended run: arm, seed, outcome, onset, reward, best, training_reward, k3 in nats per token.
+    """Table with a row per ended run: arm (its config but the seed), seed, outcome, onset, reward, best, training_reward, k3.
 
     reward: the endpoint, mean of the last LAST held-out evaluations. best: the highest of all. training_reward: mean reward of
-    the last `trained` steps.
+    the last `trained` steps. k3: mismatch in nats per token.
     """
     ended, steps = results.ended, results.steps.assign(run=results.steps.run.astype(str))
     evaluated = steps[steps["eval/reward"].notna()].groupby("run")["eval/reward"]
@@ -53,7 +54,7 @@ def rewards(results: Results, trained: int) -> pd.DataFrame:
 
 
 def endpoints(sources: list[Path]) -> pd.DataFrame:
-    """Table with a row per ended run of each arm that has every planned seed. sources: folders of the sweeps."""
+    """Table with a row per ended run of the configs that ran with every planned seed. sources: folders of the sweeps."""
     tables = []
     for source in sources:
         table = rewards(load(source), TRAINED)
@@ -64,7 +65,7 @@ def endpoints(sources: list[Path]) -> pd.DataFrame:
 
 
 def table(runs: pd.DataFrame) -> pd.DataFrame:
-    """The table for display: a row per arm, with its rewards by seed, collapses, K3, and planned comparison with another arm."""
+    """The table for display: a row per arm (runs alike but for the seed): rewards, collapses, K3, planned comparison."""
     comparisons = PLAN.compared(runs).set_index("arm")
     rows = []
     for arm, mine in runs.groupby("arm", sort=False):

@@ -65,7 +65,7 @@ def table(seed: int, vocabulary: int = 3, length: int = 4) -> pd.DataFrame:
 
 
 def average() -> pd.DataFrame:
-    """Biases and standard deviations of the KL gradients, averaged over the random policies of `SEEDS`: rows as in `table`."""
+    """Bias and spread of KL gradients, means over SEEDS: a row per distance to π_ref, estimator and place (loss or reward)."""
     tables = [table(seed) for seed in SEEDS]
     return tables[0].assign(**pd.concat(tables).groupby(level=0).mean(numeric_only=True))
 

@@ -43,7 +43,7 @@ MOST, BUDGET = 6, 1200
 COSTS = {"dense": (180, 16), "moe": (165, 20), "long20": (690, 22), "long32": (360, 26)}
 """Kind of warm start -> processor time in seconds of making it, and of a run of 200 steps that begins from it."""
 KINDS = {"dense_half": "dense", "ppo": "dense", "moe_half": "moe", "moe_ppo": "moe"}
-"""Bed -> kind of its warm start, for beds that do not have the name of a kind."""
+"""Bed (model, task, learning rate, loss) -> kind of its supervised warm start, where the bed's name is not that of the kind."""
 SEQUENCES = "reduce=seq_mean_token_mean"
 RECOMMENDED = {name: [f"loss={name}"] for name in LOSSES.names()} | {
     "gpg": ["loss=gpg", "advantage=gpg"],
@@ -55,7 +55,7 @@ RECOMMENDED = {name: [f"loss={name}"] for name in LOSSES.names()} | {
 
 
 class Row(NamedTuple):
-    """A row of the leaderboard: name of a loss or preset, its overrides `words`, and `others`, presets with equal settings."""
+    """A row of the leaderboard: a loss's or correction's name, its overrides `words`, and `others`, further names for these."""
 
     name: str
     words: list[str]
@@ -85,7 +85,7 @@ def presets_alike() -> list[list[str]]:
 
 
 def missing(known: pd.DataFrame, quick: Regimes) -> list[Row]:
-    """The leaderboard's rows of which the records `known` lack a run in a regime of the quick set."""
+    """The leaderboard's rows of which the records `known` lack a run with one of the mismatches of the quick set."""
     needed = {(regime, seed) for regime in quick for seed in SEEDS}
     there = {entry: set(zip(part.regime, part.seed, strict=True)) for entry, part in known.groupby("entry")}
     return [row for row in rows() if not needed <= there.get(row.name, set())]
@@ -100,10 +100,10 @@ def row_command(row: Row) -> str:
 
 
 def separation(ends: pd.DataFrame) -> float:
-    """Variance of the final reward between the arms of a regime, beyond the noise of seeds. ends: rewards [seeds, arms].
+    """Variance of the final reward between corrections under one mismatch, beyond the noise of seeds. ends [seeds, corrections].
 
     The rewards are shares of the control's gain. MS_arms and MS_rest are the mean squares of a two-way layout of S seeds and A
-    arms. The variance component of the arms is
+    corrections (arms). The variance component of the arms is
         separation = max(0, (MS_arms − MS_rest)/S)
     """
     x = ends.to_numpy()
@@ -115,7 +115,7 @@ def separation(ends: pd.DataFrame) -> float:
 
 
 def separations(runs: pd.DataFrame) -> pd.Series:
-    """Regime -> `separation` of its arms on the seeds CHOOSERS, summed over both deployed policies. runs: study endpoints."""
+    """Regime -> variance of reward between corrections on seeds CHOOSERS, summed over trainer's and sampler's policy."""
     gain = gains(runs)
     mine = runs[(runs.source != "exact") & runs.seed.isin(CHOOSERS) & runs.arm.isin(ARMS)]
     found: dict[str, float] = {}
@@ -126,20 +126,20 @@ def separations(runs: pd.DataFrame) -> pd.Series:
 
 
 def cost(names: tuple[str, ...]) -> float:
-    """Processor time, in seconds, of benchmarking an entry in the regimes `names` with SEEDS, the warm starts included."""
+    """Processor time, in seconds, of benchmarking one correction in the regimes `names` with SEEDS, warm starts included."""
     kinds = [KINDS.get(bed, bed) for bed in (name.partition("/")[0] for name in names)]
     return len(SEEDS) * (sum(COSTS[kind][0] for kind in set(kinds)) + sum(COSTS[kind][1] for kind in kinds))
 
 
 def best_set(found: pd.Series) -> list[str]:
-    """The set of at most MOST regimes within BUDGET with the greatest total of `found`, their separations; largest first."""
+    """The set of at most MOST regimes within BUDGET that separates corrections most. found: regime -> separation."""
     sets = chain.from_iterable(combinations(found.index, size) for size in range(1, MOST + 1))
     best = max((names for names in sets if cost(names) <= BUDGET), key=lambda names: found[list(names)].sum())
     return sorted((name for name in best if found[name] > 0), key=lambda name: -found[name])
 
 
 def choose(runs: pd.DataFrame) -> None:
-    """Choose the quick set among the calibration regimes. Write it and the table of separations. runs: the study's endpoints."""
+    """Choose the regimes of the quick benchmark, and write them with the table of separations. runs: the study's endpoints."""
     names = [str(regime) for regime in regimes(admitted()).calibration]
     found = separations(runs).reindex(names)
     if found.isna().any():
@@ -159,7 +159,7 @@ def choose(runs: pd.DataFrame) -> None:
 
 
 def of_the_study(runs: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the benchmark made from `runs`, endpoints of the study of the verdict: its arms and controls with SEEDS."""
+    """Rows of the benchmark from `runs`, endpoints of the study of the verdict: its corrections and controls with SEEDS."""
     wide = runs.pivot(index=["bed", "source", "arm", "seed"], columns="policy", values=["start", "end", "outcome"])
     found = []
     pairs = runs.loc[runs.source != "exact", ["bed", "source"]].drop_duplicates().itertuples(index=False, name=None)
@@ -201,7 +201,7 @@ def _known() -> pd.DataFrame:
 
 
 def never_learned(known: pd.DataFrame) -> list[str]:
-    """Entries without a run that learned: every outcome is "never learned", in all regimes and with all seeds."""
+    """Losses and corrections without a run that learned: every outcome is "never learned", in all regimes and with all seeds."""
     return sorted(entry for entry, part in known.groupby("entry") if (part.outcome == "never learned").all())
 
 
@@ -220,8 +220,8 @@ def _print(known: pd.DataFrame, quick: Regimes) -> None:
 def scored(frozen: dict[str, Any], regret: pd.DataFrame | None) -> dict[str, Any]:
     """The frozen rules of the verdict with the scores that the study measured, as `faultline.records.verdict` returns them.
 
-    frozen: rules.json of the study. regret: its regrets.csv; None before the held-out regimes are scored. The chosen rule for a
-    policy is v2 if its regret is significantly below that of the best constant arm, else the best constant arm.
+    frozen: rules.json of the study. regret: its regrets.csv; None before the held-out regimes are scored. The chosen rule is the
+    tuned one (v2) if it loses significantly less reward than the best fixed correction, else that correction.
     """
     found: dict[str, Any] = {}
     for policy, rules in frozen.items():

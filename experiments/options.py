@@ -100,7 +100,7 @@ class Used(NamedTuple):
 
 @cache
 def options() -> dict[str, dict[str, Any]]:
-    """Option as group=name -> its keys with their values, for all config groups except experiments and regimes."""
+    """Option as group=name, such as loss=gspo -> its keys with values, for all config groups but experiments and regimes."""
     found = {}
     for path in sorted(CONF.rglob("*/*.yaml")):
         place = path.relative_to(CONF).with_suffix("")
@@ -217,7 +217,7 @@ def _text(value: Any) -> str:
 
 
 def recorded() -> dict[str, Used]:
-    """Table of runs below experiments/study -> what its arms use: keys in their names, losses and precisions."""
+    """Citation of a recorded table of runs, as `study/NAME` -> losses and precisions of its runs, and keys in their names."""
     found: dict[str, Used] = defaultdict(lambda: Used(set(), set()))
     for path in sorted((ROOT / "experiments" / "study").rglob("runs.csv")):
         name = path.parent.relative_to(ROOT / "experiments" / "study")
@@ -252,7 +252,7 @@ def importer() -> str:
 
 
 def fate(name: str) -> str:
-    """The fate of a key, or of an option as group=name: the reason to keep it, in Markdown."""
+    """The reason to keep a config key, or an option as group=name, in Markdown."""
     if name in CHOSEN:
         return "[its options](#options-of-the-groups)"
     cited = [source for source, use in evidence().items() if name in use.keys | use.options]

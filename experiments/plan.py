@@ -1,4 +1,4 @@
-"""Planned comparisons as data: pairs of arms, the runs that count, and the statistical test.
+"""Planned comparisons as data: pairs of arms (sets of runs alike but for the seed), the runs that count, and the test.
 
 A study is a `StudyPlan` and a table with a row per run. The table has the columns arm and seed, the endpoint, and the columns by
 which families of comparisons select rows, such as policy. `StudyPlan.compared` gives a row per comparison. The study itself
@@ -26,7 +26,7 @@ Test = Callable[..., float]
 
 @dataclass(frozen=True)
 class Comparisons:
-    """A family of comparisons that share Holm's adjustment of their p-values.
+    """A family of comparisons of arms (sets of runs alike but for the seed) that share Holm's adjustment of their p-values.
 
     pairs: (arm, reference arm) of each comparison.
     test: None if only differences are reported.
@@ -74,7 +74,7 @@ class StudyPlan:
     together: Sequence[tuple[Collection[str], Collection[int]]] = ()
 
     def complete(self, runs: pd.DataFrame) -> pd.DataFrame:
-        """The rows of arms that have all their planned seeds, on these seeds; all rows if the plan names no seeds."""
+        """The rows of `runs` whose arm has all its planned seeds, on these seeds; all rows if the plan names no seeds."""
         if not (self.seeds or self.more or self.together):
             return runs
         present = {arm: set(part.seed) for arm, part in runs.groupby("arm")}

@@ -18,11 +18,11 @@ from harness.dumps.files import write
 
 FOLDER = Path(__file__).parents[1] / "faultline" / "example"
 ARMS = {"bf16": "bf16", "fp8": "fp8_channel"}
-"""Name of a dump's file -> the arm in `experiments.gpu_check` that samples its responses."""
+"""Name of a dump's file -> precision, one of ARMS in `experiments.gpu_check.model`, that samples its responses."""
 
 
 def main() -> None:
-    """Write the example's dumps, a parquet file per arm, into FOLDER."""
+    """Write the example's dumps, a parquet file for BF16 and one for FP8 rollouts, into FOLDER."""
     policy = Policy(Size(responses=512, answer=64))
     for name, arm in ARMS.items():
         dumped = columns(policy.scored("vllm", arm), policy)

@@ -1,7 +1,7 @@
 """The tests of the second study: `python -m experiments.second FOLDER [SWEEP ...]`.
 
 The plan is in docs/study.md. The command writes three files. FOLDER/endpoints.csv has a row per run and policy,
-FOLDER/long.csv the held-out rewards of the long runs, and FOLDER/table.md the arms and the tests. Existing rows of
+FOLDER/long.csv the held-out rewards of the long runs, and FOLDER/table.md the results and tests. Existing rows of
 endpoints.csv are kept, so that the lists of the plan may run one after another and on several machines.
 """
 
@@ -29,17 +29,17 @@ OWN, SAMPLING = DEPLOYED["trainer"], DEPLOYED["rollout"]
 ARM = ["precision", "noise", "persistence", "correction", "setting"]
 KEYS = ["policy", *ARM, "seed"]
 LATER = {45, 46, 47}
-"""Further seeds, which the control and the arms in list 9 of the plan have."""
+"""Further seeds, with which the control and the corrections in list 9 of docs/study.md ran."""
 PERSISTENT = 0.5
 """Persistence of a mismatch over 20 syncs above which a precision is compared with fixed noise only."""
 START = 0.484375
-"""Held-out reward of the warm start, which all runs of the second study's base share: step 0 of long.csv."""
+"""Held-out reward, at step 0 of long.csv, of the supervised policy from which all runs of the second study's base begin."""
 
 
 def arm(
     precision: str = "fp32", noise: float = 0.0, persistence: float = 0.0, correction: str = "none", setting: str = "base"
 ) -> str:
-    """Return the name of an arm. setting: what differs from the base of the study, such as a loss, the task or the steps."""
+    """Name the runs that are alike but for the seed. setting: their difference from the study's base, such as a loss or task."""
     noisy = f"noise {noise:g}, persistence {persistence:g}" if noise else ""
     return ", ".join(filter(None, [setting.replace("base", ""), precision, noisy, correction.replace("none", "")]))
 
@@ -105,14 +105,14 @@ PLAN = StudyPlan(
 
 
 def setting(config: dict[str, Any]) -> str:
-    """The difference of a run's config from the study's base, such as a loss, in the words of the arms' names; or base."""
+    """The difference of a run's config from the study's base, such as a loss, in the words of the tables; `base` if none."""
     loss, modulus, steps = config["loss"]["name"], config["task"]["modulus"], config["steps"]
     found = [(loss, "pg", "{}"), (modulus, 7, "modulus {}"), (steps, 280, "{} steps")]
     return ", ".join(words.format(value) for value, base, words in found if value != base) or "base"
 
 
 def endpoints(sweep: Path) -> pd.DataFrame:
-    """Table with a row per finished run and policy: policy, the columns of an arm, seed, reward, k3, measured, outcome.
+    """Table with a row per finished run and policy: policy, setting of the run, seed, reward, k3, measured, outcome.
 
     reward: mean of the last three held-out evaluations. k3: nats per token. measured: persistence of the mismatch over 20 syncs.
     Unfinished runs are left out, even after a collapse.
@@ -140,12 +140,12 @@ def long_curves(sweep: Path) -> pd.DataFrame:
 
 
 def named(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of runs with a further column `arm`, the name of each run's arm."""
+    """Return the table of runs with a further column `arm`, a name that runs share if they differ only in seed."""
     return runs.assign(arm=[arm(*key) for key in runs[ARM].itertuples(index=False)])
 
 
 def arms(runs: pd.DataFrame) -> pd.DataFrame:
-    """The table for display, a row per complete arm: K3, persistence of the mismatch, and rewards of both policies by seed."""
+    """The table for display, a row per set of runs with every seed: K3, persistence, and rewards of both policies by seed."""
     rows = []
     for _, part in PLAN.complete(named(runs)).groupby(ARM):
         measured = part.measured.dropna()  # none where every ratio is exactly 1
@@ -159,7 +159,7 @@ def arms(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def points(runs: pd.DataFrame) -> pd.DataFrame:
-    """Dose (K3) and response (reward) of the study's complete arms in its base setting: a row per run and policy."""
+    """Dose (K3) and response (reward) of runs in the study's base setting that have every seed: a row per run and policy."""
     own = PLAN.complete(named(runs))
     own = own[own.setting == "base"].rename(columns={"reward": "response"})
     return own.assign(loss="pg", setting="", control=own.arm == CONTROL)
@@ -192,7 +192,7 @@ def placed(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def shares(runs: pd.DataFrame) -> pd.DataFrame:
-    """The cost of each mismatch without correction as a share of the control's gain: a table with a row per complete arm.
+    """The cost of each mismatch without correction as a share of the control's gain: a row per mismatch with every seed.
 
     cost = (control − arm)/(control − START), where control and arm are means of the endpoint. Its interval is Welch's 95 %
     interval of the difference over that gain, without the gain's own error. K3·τ, in nats, has τ = 1 + 2·Σ ρᵏ over k = 1 to 20
@@ -227,7 +227,7 @@ def unchanged(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def compared(runs: pd.DataFrame) -> pd.DataFrame:
-    """The table for display, with a row per planned comparison whose two arms are complete: difference, interval and p."""
+    """The table for display, a row per planned comparison whose runs all have their seeds: difference, interval and p."""
     table = PLAN.compared(named(runs))
     ends = ["difference", "low", "high"]
     difference = [f"{d:+.3f} ({low:+.3f} to {high:+.3f})" for d, low, high in zip(*(table[name] for name in ends), strict=True)]

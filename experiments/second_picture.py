@@ -35,7 +35,7 @@ BESIDE = {"fp8_tensor": (-48, -16), "fp8_block": (-48, -29), "nvfp4": (-48, -46)
 ABOVE = (0, 7)
 """Offset, in points, of a label that stands above its marker."""
 LONG = {(0.0, 0.0): "black", (0.2, 0.0): series(0)["color"], (0.2, 1.0): series(1)["color"]}
-"""(noise, persistence of the noise) of an arm of 2,800 steps -> its colour."""
+"""(relative size, persistence) of the noise in runs of 2,800 steps -> colour of their line."""
 SMOOTHED = 5
 """Number of evaluations in a running mean. Five evaluations are 100 steps."""
 FINDING = "A rollout error that persists costs more than one that is redrawn"
@@ -43,7 +43,7 @@ POLICIES = {OWN: "trainer's own policy", SAMPLING: "sampling policy"}
 
 
 def main(folder: Path, out: Path) -> None:
-    """Draw second.png, second_long.png and persistence.png into `out`, from the tables endpoints.csv and long.csv in `folder`."""
+    """Draw reward over K3 (second.png) and over steps (second_long, persistence), from endpoints.csv and long.csv in `folder`."""
     out.mkdir(parents=True, exist_ok=True)
     _doses(folder).savefig(out / "second.png", dpi=150)
     long = pd.read_csv(folder / "long.csv")
@@ -73,7 +73,7 @@ def _doses(folder: Path) -> Figure:
 
 
 def _long(curves: pd.DataFrame) -> Figure:
-    """Draw held-out reward over 2,800 steps, in a panel per policy: each seed, and the mean of the seeds. curves: long.csv."""
+    """Draw held-out reward over 2,800 steps, one panel each for trainer and sampler: every seed, and their mean."""
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), sharex=True, sharey=True, layout="constrained")
     for axis, column, policy in zip(axes, ("own", "sampling"), POLICIES.values(), strict=True):
         for (noise, persistence), colour in LONG.items():
@@ -111,14 +111,14 @@ def persistence(curves: pd.DataFrame) -> Figure:
 
 
 def _rewards(curves: pd.DataFrame, noise: float, persistence: float, column: str) -> pd.DataFrame:
-    """Held-out rewards of one arm, with a row per evaluated step and a column per seed. column: `own` or `sampling`."""
+    """Held-out rewards with one noise: a row per step, a column per seed. column: policy, `own` (trainer) or `sampling`."""
     return curves[(curves.noise == noise) & (curves.persistence == persistence)].pivot(
         index="step", columns="seed", values=column
     )
 
 
 def _seeds(axis: Axes, rewards: pd.DataFrame, colour: str, label: str | None = None) -> None:
-    """Draw running means of an arm's rewards [steps, seeds]: a thin line per seed, and a thick line for their mean."""
+    """Draw running means of rewards [steps, seeds]: a thin line per seed, and a thick line for their mean."""
     smooth = rewards.rolling(SMOOTHED, center=True, min_periods=1).mean()
     axis.plot(smooth.index, smooth, linewidth=0.6, alpha=0.3, color=colour)
     axis.plot(smooth.index, smooth.mean(axis=1), linewidth=2.2, label=label, color=colour)
@@ -126,7 +126,7 @@ def _seeds(axis: Axes, rewards: pd.DataFrame, colour: str, label: str | None = N
 
 
 def _draw(axis: Axes, own: list[Curve], real: list[Real]) -> None:
-    """Draw reward against K3: means of noise arms with fits and bands (`own`), real precisions, and a line for the control."""
+    """Draw reward against K3: means under synthetic noise with fits and bands (`own`), real precisions, and the control."""
     axis.set_xscale("log")
     axis.grid(alpha=0.2)
     for curve in own:

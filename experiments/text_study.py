@@ -38,7 +38,7 @@ ARMS = {
     "fp8 sequence": f"rollout/precision=fp8_channel {SEQUENCE}",
     "bf16": "rollout/precision=bf16",
 }
-"""Arm -> its config overrides, in the order of a list of commands."""
+"""Arm (rollout precision and correction) -> its config overrides, in the order of a list of commands."""
 SEEDS = tuple(range(201, 209))
 """Seeds of the study, one for each list of commands."""
 STEPS, LONG = 40, 150
@@ -46,11 +46,11 @@ STEPS, LONG = 40, 150
 EVALUATIONS, TRAINED = 3, 10
 """Numbers of held-out evaluations and of RL steps, at the end of a run, whose mean rewards are endpoints."""
 MARGIN = 0.05
-"""Reward by which an arm may be below its reference and still count as no worse."""
+"""Reward by which a precision with a correction may be below its reference and still count as no worse."""
 POLICIES = {"trainer": "eval/reward", "sampler": "eval/rollout_reward"}
-"""Judged policy -> metric of its held-out reward."""
+"""Policy that is judged, trainer's or rollout engine's -> metric of its held-out reward."""
 QUESTIONS = {"held_out/own": "trainer", "held_out/rollout": "sampler"}
-"""Key of questions.jsonl -> judged policy."""
+"""Key of a run's questions.jsonl, which holds rewards by prompt -> policy that is judged by them."""
 KEY = ["arm", "seed"]
 
 
@@ -72,7 +72,7 @@ def commands(number: int, done: set[tuple[str, int]]) -> list[str]:
 
 
 def arm_of(config: Mapping[str, Any]) -> str:
-    """The arm of a recorded run. Raises UserError if the study has no such arm."""
+    """The precision and correction, one of ARMS, of a recorded run. Raises UserError if the study lacks it."""
     precision, level = config["rollout"]["precision"]["name"], config["correction"]["weight"]["level"]
     arm = " ".join(filter(None, (precision.removesuffix("_channel"), level)))
     if arm not in ARMS:
@@ -142,14 +142,14 @@ def _endpoints() -> pd.DataFrame:
 # --- predictions -------------------------------------------------------------------------------------------------------------
 
 SEEN = verdict_study.Seen(k3=4.1e-2, persistence=0.30, tokens=13.0, verdict="token")
-"""The information from which the rules choose an arm under FP8, all recorded before this study.
+"""The measurements from which tested rules choose a correction under FP8, all recorded before this study.
 
 K3 is that of `smollm2/sums`, persistence that of 20 syncs at the rate of this study (RESULTS.md, "SmolLM2"), tokens those of its
 first steps. The verdict is that of `faultline replay experiments/study/smollm2/local-fp8_channel.parquet`."""
 
 
 def predictions(rules: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """A row per judged policy and rule: the arm that the rule chooses under FP8. rules: policy -> its part of rules.json."""
+    """A row per judged policy and rule: the correction that it chooses under FP8. rules: policy -> its part of rules.json."""
     rows = []
     for policy, frozen in rules.items():
         named = verdict_study.rules(verdict_study.Cutoffs(**frozen["v2"]), frozen["best"])
@@ -160,7 +160,7 @@ def predictions(rules: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def scored(chosen: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Add to `predictions` the mean reward of the arm less that of the best FP8 arm; NaN for an arm that the study lacks."""
+    """Add to `predictions` the mean reward of the chosen correction less that of the best under FP8; NaN if it was not run."""
     means = judged(runs).groupby(["policy", "arm"]).reward.mean()
     fp8 = [arm for arm in ARMS if arm.startswith("fp8")]
     short = [
@@ -176,7 +176,7 @@ PRIMARY = [("fp8", "fp16"), ("fp8 token", "fp8")]
 ALL = [*PRIMARY, ("fp8 sequence", "fp8"), ("fp8 sequence", "fp8 token"), ("bf16", "fp16"), ("fp8", "bf16")]
 WORSE = [("bf16", "fp16"), ("fp8", "fp16"), ("fp8 token", "fp16"), ("fp8 token", "fp8"), ("fp8 sequence", "fp8")]
 no_worse = partial(non_inferior_p, margin=MARGIN)
-"""p of the test that an arm is worse than its reference by less than MARGIN."""
+"""One-sided p for the rewards of two arms: small if the first is better than the second, or worse by less than MARGIN."""
 PLAN = StudyPlan(
     families=[
         Comparisons("primary", PRIMARY, difference_p, {"policy": "trainer"}),
@@ -191,7 +191,7 @@ PLAN = StudyPlan(
 
 
 def judged(runs: pd.DataFrame) -> pd.DataFrame:
-    """Table with a row per run and policy: arm, seed, policy, reward.
+    """Table with a row per run and policy: arm (precision and correction), seed, policy, reward.
 
     Policies are trainer, sampler, rollouts (the rewards of training), and "sampler less trainer", a difference.
     """
@@ -200,7 +200,7 @@ def judged(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_arm(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per arm: number of seeds, and means over seeds of endpoints, K3, ESS, tokens per response and seconds per step."""
+    """A row per precision and correction: number of seeds, and means of endpoints, K3, ESS, tokens per response, step seconds."""
     names = [
         "start",
         *POLICIES,

@@ -1,8 +1,8 @@
 """The study of the verdict (docs/decision.md): `python -m experiments.verdict_study list N | verdicts | record | tune | score`.
 
-list N prints the commands of list N that have no records yet. verdicts runs `faultline replay` on the first dump of each
+list N prints the commands of list N whose runs lack records. verdicts runs `faultline replay` on the first dump of each
 uncorrected run. record adds the ended runs to endpoints.csv and questions.parquet, which outlive the run folders. tune chooses
-the cut-offs of verdict v2 on the calibration regimes. score tests the rules on the held-out regimes. All files are below
+the cut-offs for choosing a correction on calibration regimes. score tests them on held-out regimes. All files are below
 experiments/study/verdict.
 """
 
@@ -44,22 +44,22 @@ ARMS = {
     "mask": "sequence_mask",
     "geometric": "geometric_token_mask",
 }
-"""Arm -> its preset of correction. Further arms are each bed's control, and the verdict's setting if it is none of these."""
+"""Correction in the study -> its preset. Further runs have no mismatch (control), or the setting that the verdict proposes."""
 POLICIES = {"trainer": "", "sampler": "rollout_"}
-"""Deployed policy -> prefix of its reward in the names of metrics, after eval/ and eval/train_."""
+"""Policy served after training (trainer's weights or rollout engine's) -> prefix of `reward` in metrics: eval/rollout_reward."""
 EARLY = 20
 """Number of steps at the start of a run whose mismatch the rules, the laws and the forecast may use."""
 HARMED = 0.25
 """Share of the control's gain in reward. In the forecast a loss of at least this share counts as harm."""
 MARGIN = 0.02
-"""Difference of regret, in reward, within which two rules count as equivalent."""
+"""Difference of reward lost against the best correction within which two rules for choosing one count as equivalent."""
 
 
 # --- lists -------------------------------------------------------------------------------------------------------------------
 
 
 Runs = Set[tuple[str, str, int]]
-"""Names of runs, each (regime, arm, seed). The regime of a control is BED/exact."""
+"""Names of runs, each (regime as MODEL-AND-TASK/MISMATCH, correction, seed). The mismatch of a control is `exact`."""
 
 
 def commands(
@@ -113,9 +113,9 @@ def _own_setting(regime: str, arm: str, seed: int) -> str:
 
 
 def arm_of_verdict(verdict: Mapping[str, Any]) -> str:
-    """The arm that an answer of `faultline replay --json` proposes: none without a proposal, or for example "token 1.03".
+    """The correction that an answer of `faultline replay --json` proposes: none without a proposal, or for example "token 1.03".
 
-    The bound of the weight is a part of the name if it differs from that of the arm in ARMS.
+    The bound of the weight is a part of the name unless it is 2, that of the truncations in ARMS.
     """
     proposal = verdict["proposal"]
     if proposal is None:
@@ -124,7 +124,7 @@ def arm_of_verdict(verdict: Mapping[str, Any]) -> str:
 
 
 def ask(results: Results, known: pd.DataFrame) -> pd.DataFrame:
-    """Run `faultline replay` on the dump of step 0 of each uncorrected run. Rows in `known` are not computed again.
+    """Run `faultline replay` on the dump of step 0 of each uncorrected run. Runs with a row in `known` are skipped.
 
     Returns a row per run: regime, seed, arm, need (whether a correction is needed), k3 in nats per token, and mean tokens of a
     response.
@@ -156,7 +156,7 @@ def _settings() -> list[tuple[str, dict[str, Any]]]:
 
 
 def arm_of(config: Mapping[str, Any]) -> str:
-    """The arm of a recorded run, such as "token" or "token 1.03". Raises UserError if the study has no such arm."""
+    """The correction of a recorded run, such as "token" or "token 1.03". Raises UserError if the study has no such correction."""
     correction = config["correction"]
     for arm, setting in _settings():
         upper = correction["weight"]["upper"]
@@ -200,7 +200,7 @@ def endpoints(results: Results, named: Callable[[Mapping[str, Any]], tuple[str, 
 
 
 RUN = ["bed", "source", "arm", "seed", "policy"]
-"""Columns that identify a row of the endpoints."""
+"""Columns that identify a row of endpoints.csv: the judged policy of a run."""
 
 
 def added(known: pd.DataFrame, more: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
@@ -210,12 +210,12 @@ def added(known: pd.DataFrame, more: pd.DataFrame, columns: list[str]) -> pd.Dat
 
 
 def done(runs: pd.DataFrame) -> Runs:
-    """The names (regime, arm, seed) of the runs that are in the endpoints."""
+    """The names (regime, correction, seed) of the runs in endpoints.csv."""
     return set(zip(runs.bed + "/" + runs.source, runs.arm, runs.seed, strict=True))
 
 
 QUESTIONS = {"held_out/own": "trainer", "held_out/rollout": "sampler"}
-"""Key of questions.jsonl, which names prompts and policy -> the deployed policy."""
+"""Key of questions.jsonl, which names prompts and policy -> that policy: trainer's or rollout engine's weights."""
 
 
 def questions(results: Results) -> pd.DataFrame:
@@ -241,17 +241,17 @@ LEVELS = ("sequence", "token", "mask")
 GRID = [
     Cutoffs(*values) for values in product((0.0, 1e-3, 5e-3, 2e-2), (-1.0, 0.3, 0.6), (10, 20), LEVELS, LEVELS)
 ]  # constants come first, and a tie goes to the first
-"""Every set of cut-offs of the rule v2 that `tune` considers."""
+"""Every set of cut-offs that `tune` considers for choosing a correction by K3, persistence and response length."""
 
 
 def rules(v2: Rule, best: str) -> dict[str, Rule]:
-    """Name -> rule, for one deployed policy. v2: the tuned rule. best: the constant arm with the least regret in calibration."""
+    """Name -> function that picks a correction from an uncorrected run's measurements. v2: the tuned one. best: a fixed one."""
     always = {f"always {arm}": constant(arm) for arm in ARMS}
     return always | {"verdict": lambda seen: seen.verdict, "v2": v2, "best constant": constant(best)}
 
 
 def seen(runs: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
-    """Table of the information that rules use, indexed by (regime, seed): a row per uncorrected run that has a verdict."""
+    """Table of what is measured before a correction is chosen, by (regime, seed): a row per uncorrected run with a verdict."""
     plain = runs[(runs.arm == "none") & (runs.source != "exact") & (runs.policy == "trainer")]
     plain = plain.assign(regime=plain.bed + "/" + plain.source)
     both = plain.merge(verdicts[["regime", "seed", "arm"]].rename(columns={"arm": "verdict"}), on=["regime", "seed"])
@@ -270,10 +270,10 @@ def gains(runs: pd.DataFrame) -> pd.Series:
 
 
 def regrets(runs: pd.DataFrame, about: pd.DataFrame, policy: str, named: Mapping[str, Rule]) -> pd.DataFrame:
-    """Table with a row per regime and rule: arm (the rule's name), regime, policy, regret, and share.
+    """Table with a row per regime and rule for choosing a correction: arm (the rule's name), regime, policy, regret, and share.
 
-    regret: reward lost against the regime's best arm. share: that of the control's gain. about: table of `seen`. Raises UserError
-    if a run that a rule chooses is missing.
+    regret: reward lost against the regime's best correction. share: regret as share of the control's gain. about: from `seen`.
+    Raises UserError if a run that a rule chooses is missing.
     """
     gain, rows = gains(runs), []
     for (bed, source), part in runs[(runs.policy == policy) & (runs.source != "exact")].groupby(["bed", "source"]):
@@ -295,7 +295,7 @@ def regrets(runs: pd.DataFrame, about: pd.DataFrame, policy: str, named: Mapping
 
 
 def tuned(runs: pd.DataFrame, about: pd.DataFrame, policy: str) -> tuple[Cutoffs, str]:
-    """Return (cut-offs of verdict v2, constant arm) with the least mean regret share on the given runs. Ties go to the first."""
+    """Return (cut-offs, fixed correction) that lose the least reward against the best correction. Ties go to the first."""
     candidates: dict[str, Rule] = {str(i): cut for i, cut in enumerate(GRID)}
     candidates |= {arm: constant(arm) for arm in ARMS}
     means = regrets(runs, about, policy, candidates).groupby("arm").share.mean().round(12)
@@ -316,12 +316,12 @@ PLANS = {
     "below": _plan("share", BELOW, difference_p),
     "equivalent": _plan("regret", BELOW[:1], partial(equivalent_p, margin=MARGIN)),
 }
-"""Claim -> its comparisons over the held-out regimes, each regime a pair. The four comparisons of a policy share Holm's
+"""Claim -> its comparisons of rules over held-out regimes, each regime a pair. The four comparisons of a policy share Holm's
 adjustment. The claim "below" also needs a negative difference."""
 
 
 def claims(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row per comparison of PLANS. The four p-values of a policy share Holm's adjustment. rows: the table of `regrets`."""
+    """A row per planned comparison of two rules by lost reward. Each policy's four p are Holm-adjusted. rows: from `regrets`."""
     table = pd.concat([plan.compared(rows).assign(claim=claim) for claim, plan in PLANS.items()], ignore_index=True)
     for _, part in table.groupby("policy"):
         table.loc[part.index, "holm_p"] = holm_of_planned(part.p.to_list(), len(BELOW) + 1)
@@ -329,9 +329,9 @@ def claims(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def without_a_source(rows: pd.DataFrame) -> pd.DataFrame:
-    """Table with a row per policy and rule: mean, least, greatest.
+    """Table with a row per policy and rule: mean, least and greatest share of the control's gain that the rule loses.
 
-    mean: that of the rule's regret share over all regimes. least, greatest: extremes of this mean when one source is left out.
+    mean: over all regimes. least, greatest: extremes of this mean when one source of mismatch is left out.
     """
     source = rows.regime.str.partition("/")[2]
     others = [rows[source != one].groupby(["policy", "arm"]).share.mean() for one in source.unique()]
@@ -356,8 +356,8 @@ def tau(persistence: Mapping[int, float]) -> float:
 def costs(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
     """Table with a row per regime: its cost in reward without correction, and its early signals of harm.
 
-    Columns: regime, cost (lost share of the control's gain), k3, dose = k3·tau, the other early signals, collapsed (share of
-    seeds), and onset (median).
+    Columns: regime, cost (lost share of the control's gain), k3, dose = k3·tau, other signals of the first EARLY steps, collapsed
+    (share of seeds), and onset (median).
     """
     gain = gains(runs)
     control = runs[(runs.source == "exact") & (runs.policy == policy)].groupby("bed").end.mean()
@@ -394,7 +394,7 @@ def auc(score: np.ndarray, event: np.ndarray) -> float:
 
 
 def forecast(held_out: pd.DataFrame) -> pd.DataFrame:
-    """A row per early signal: the AUC of its forecast of harm, and the median steps from forecast to onset in collapsed regimes.
+    """A row per signal of early steps: the AUC of its forecast of harm, and the median steps to the onset in collapsed regimes.
 
     Harm is a cost of at least HARMED, or a collapse in most seeds.
     """
@@ -427,7 +427,7 @@ def _verdicts() -> pd.DataFrame:
 
 
 def _of(runs: pd.DataFrame, part: list[Regime]) -> pd.DataFrame:
-    """Rows of `runs` in the regimes of `part`, and of all exact controls."""
+    """Rows of `runs` in the regimes `part`, and of all controls, whose rollouts have no mismatch."""
     names = set(map(str, part))
     return runs[(runs.source == "exact") | (runs.bed + "/" + runs.source).isin(names)]
 

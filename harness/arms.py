@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 from harness.config import OPERATION
 
 NONE = "none"
-"""Text shown as the correction of an arm that has none."""
+"""Text shown as the correction of runs that have none."""
 UNNAMED = (*OPERATION, "seed")
-"""Config sections that never appear in the name of an arm: those that change no result, and the seed."""
+"""Config sections that never appear in the name of an arm (runs alike but for the seed): they change no result."""
 NAMED = ("rollout.precision.name", "loss.name", "routing.replay")
-"""Config keys that have a fixed place in the name of an arm, so that they are never added as key=value."""
+"""Config keys with a fixed place in the name of an arm (runs alike but for the seed), so never added as key=value."""
 
 
 class Arm(NamedTuple):
-    """Parts of the name of an arm. `str` joins them into the name.
+    """Parts of the name that runs share if they differ only in their seed. `str` joins them.
 
     precision: rollout precision. loss, correction: names of the plug-ins, with the keys in which runs of the same plug-in
     differ. Routing replay is named in `correction`, because it also counters the mismatch. setting: all other keys in which
@@ -40,7 +40,7 @@ class Arm(NamedTuple):
 
 
 def arm(config: Mapping[str, Any]) -> Arm:
-    """Return the arm of a single run from its config alone. Raises KeyError on an incomplete config.
+    """Name the arm (precision, loss, correction) of a single run by its config alone. Raises KeyError on an incomplete config.
 
     An importance weight that is computed only for its metrics (apply=false) does not count as a correction.
     """
@@ -53,7 +53,7 @@ def arm(config: Mapping[str, Any]) -> Arm:
 
 
 def arms(configs: Mapping[str, Mapping[str, Any]], but: Collection[str] = ()) -> dict[str, Arm]:
-    """Map each run of a sweep to its arm. configs: complete config of each run, as read from JSON.
+    """Map each run of a sweep to the name of its arm, which runs that differ only in seed share. configs: complete, from JSON.
 
     A key that belongs to a named plug-in is compared among runs of that plug-in only: `loss.eps_low` among runs of one loss.
     Keys of `correction` are compared among runs of the same levels, actions and filters. Keys in `but` are left out, as if no
@@ -69,7 +69,7 @@ def arms(configs: Mapping[str, Mapping[str, Any]], but: Collection[str] = ()) ->
 
 
 def _names(configs: Mapping[str, Mapping[str, Any]], but: Collection[str]) -> dict[str, Arm]:
-    """Map each run to its arm. configs: run -> config, no two of which are equal. but: keys that no arm's name states."""
+    """Map each run to the name of its arm. configs: run -> config, all different. but: config keys that no name states."""
     plain = {run: arm(config) for run, config in configs.items()}
     flat = _alike({run: _flat(config, but) for run, config in configs.items()})
     differing = _differing(flat, plain)
@@ -85,7 +85,7 @@ def _names(configs: Mapping[str, Mapping[str, Any]], but: Collection[str]) -> di
 
 
 def _part(key: str, plain: Arm) -> str:
-    """Field of `Arm` that names a differing `key`: loss, correction (if the arm has one), or else setting."""
+    """Part of an arm's name that states the differing config `key`: loss, correction (if there is one), or else setting."""
     section = key.partition(".")[0]
     corrected = section == "correction" and plain.correction != NONE
     return section if section == "loss" or corrected else "setting"
@@ -108,7 +108,7 @@ def _alike(flat: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _differing(flat: Mapping[str, dict[str, Any]], plain: Mapping[str, Arm]) -> set[tuple[str, str]]:
-    """Pairs (config key, its `_context`) for which runs of that context differ in the key. A missing key is a difference."""
+    """Pairs (config key, context such as one correction or plug-in) where runs of the context differ in the key, or lack it."""
     differing = set()
     for key in dict.fromkeys(key for values in flat.values() for key in values):
         if key in NAMED or not differs(key, flat.values()):
@@ -144,7 +144,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differs(key: str, configs: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether flat configs differ in `key`. A config without the key differs from one that has it."""
+    """Whether flat configs (dotted key -> value) differ in `key`. A config without the key differs from one that has it."""
     return len({_text(values, key) for values in configs}) > 1
 
 
@@ -153,5 +153,5 @@ def _text(values: Mapping[str, Any], key: str) -> str:
 
 
 def shared(flat: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Keys and values that all of the flat configs have in common."""
+    """Keys and values that all of the flat configs (dotted key -> value) have in common."""
     return {key: value for key, value in flat[0].items() if not differs(key, flat)}

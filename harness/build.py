@@ -29,7 +29,7 @@ PROVIDED = {"lengths", "greedy"} | BY_TOKEN
 
 
 class Plan(NamedTuple):
-    """Everything that a run builds from its config, checked and built once; `harness.validate.check` returns it.
+    """Everything that a run builds from its config: task, policy's shape, objective, engine and detectors, all checked.
 
     shape: the transformers config of the policy. advantage: the estimator with its parameters bound. engine: makes the rollout
     engine. detectors: make the collapse detectors, by name. has_critic: whether the run trains a critic, which learns values.
@@ -59,7 +59,7 @@ def build_objective(config: Config) -> Objective:
 
 
 def build_advantage(config: Config) -> functools.partial:
-    """Bind the parameters of a config's advantage estimator. Raises UserError on inputs that a run does not have."""
+    """Bind the parameters of a config's advantage estimator to it. Raises UserError if it needs inputs that the run lacks."""
     needs = "what it needs; decorate it with @advantage()"
     _check_marked(ADVANTAGES, "advantage.name", config.advantage.name, "needs", needs)
     estimator = ADVANTAGES[config.advantage.name]
@@ -94,7 +94,7 @@ def has_critic(config: Config) -> bool:
 
 
 def build_engine(config: Config, shape: PretrainedConfig, task: Task) -> functools.partial:
-    """Bind the config's parameters to the rollout engine class. Raises UserError if the name is not that of an engine."""
+    """The class that rollout.engine.name names with the config's parameters bound. Raises UserError if it is not an engine."""
     r, named = config.rollout, config.rollout.engine
     engine = ENGINES[named.name]
     if not (inspect.isclass(engine) and issubclass(engine, RolloutEngine)):

@@ -32,7 +32,7 @@ def check_files(folder: str | None) -> None:
 
 
 class Choices(NamedTuple):
-    """Result of `choices`. config: the composed config. chosen: group -> its chosen option. options: group -> all its options."""
+    """A composed `config` and the choices in it. chosen: config group -> its chosen option. options: group -> all its options."""
 
     config: dict[str, Any]
     chosen: dict[str, str]

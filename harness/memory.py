@@ -59,7 +59,7 @@ class Memory(NamedTuple):
     disk: float
 
     def total(self, moment: Moment) -> float:
-        """Total bytes on one GPU at a moment."""
+        """Total bytes on one GPU at `moment`, such as the optimizer step."""
         return sum(part.at.get(moment, 0) for part in self.gpu)
 
 

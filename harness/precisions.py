@@ -34,10 +34,10 @@ COMPUTE = {"fp32": Dtype("float32", 4, 1e-3), "bf16": Dtype("bfloat16", 2, 0.3),
 
 
 class Precision(NamedTuple):
-    """One option of the config group rollout/precision."""
+    """Number formats in which an engine samples: one option of the config group rollout/precision."""
 
     compute: str
-    """Name of the compute dtype, a key of COMPUTE."""
+    """Name of the dtype of activations, norms, embeddings and head, such as bf16."""
     weights: WeightFormat | None = None
     """Format of the linear layers' weights; None for the compute dtype."""
     activations: ActivationFormat | None = None

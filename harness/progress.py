@@ -1,4 +1,4 @@
-"""Progress lines of a long command on standard error, with the time left."""
+"""Prints the progress of a long command on standard error every few seconds, with the time left."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from harness.errors import UserError
 
 
 class TooLarge(UserError):
-    """Raised when reading a file takes more memory than it may."""
+    """Raised when reading a file would take more memory than its share of the free memory."""
 
 
 SHARE = 0.5
@@ -77,7 +77,7 @@ def _limit(more: int | None) -> None:
 
 
 def _left_in_groups() -> Iterator[int]:
-    """Bytes left to each control group of this process that has a limit, as in a container or a Slurm job."""
+    """Bytes of memory left to each control group of this process that has a limit, as in a container or a Slurm job."""
     own = GROUPS / _group()
     for folder in [own, *own.parents]:
         with suppress(OSError, ValueError):  # no such file, or "max"

@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 class RoutingReplay(NamedTuple):
-    """One value of the config key `routing.replay`."""
+    """Effect of a value of `routing.replay`: whose choice of experts, the trainer's or the rollout engine's, training repeats."""
 
     meaning: str
-    """Meaning of the value, in one line."""
+    """Meaning of this value of routing.replay, in one line."""
     source: Literal["trainer", "engine"] | None
     """Whose choice of experts is replayed, the trainer's or the engine's; None for no replay."""
     by_old: bool
     """Whether π_old, and not only π_θ, is computed with the replayed experts."""
     weights: bool
-    """Whether the weights of the experts are replayed too, not only the choice of experts."""
+    """Whether the weights of the engine's experts are replayed too, not only the choice of experts."""
 
 
 REPLAYS = {

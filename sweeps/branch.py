@@ -25,7 +25,7 @@ FIXED = ("task", "model", "warmstart", "actor.zero_stage", "actor.dtype", "rollo
 
 
 def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: bool = False, trust: bool = False) -> Path:
-    """Run `seeds` seeds of each arm, and of an unchanged one, from a checkpoint of a run. Returns the path of the report.
+    """Continue a run's checkpoint with `seeds` seeds, unchanged and under each other setting. Returns the report's path.
 
     origin, at: folder of the run, and step of its checkpoint, None for the last one.
     arms: overrides of each arm, separated by spaces, such as "correction=icepop steps=400". noise: add an arm that samples
@@ -59,7 +59,7 @@ def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: boo
 
 
 def _seeded(checkpoint: Checkpoint, arm: str, seeds: int, sweep: str) -> list[Config]:
-    """The configs of an arm, one per seed. arm: overrides separated by spaces. Raises UserError on one that cannot be used."""
+    """The configs of a branch, one per seed. arm: its overrides, by spaces. Raises UserError on one that cannot be used."""
     _check_overrides(arm)
     changed, configs = overridden(checkpoint.config, arm.split()), []
     for seed in range(seeds):

@@ -1,4 +1,4 @@
-"""The commands `faultline sweep status`, `logs`, `cancel` and `retry`."""
+"""The commands of `faultline sweep`: status shows runs, logs their output, cancel stops them, retry launches them again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ORDER = ("queued", "pending", "submitted", "running", "done", "collapsed", *TROU
 
 
 def status(path: Path) -> None:
-    """Print a row per arm with its runs by state, then the runs under way, then why runs are pending or have failed."""
+    """Print the runs by setting and state, then the runs under way, then why runs are pending or have failed."""
     sweep = open_sweep(path)
     states = current_states(sweep)
     counts: dict[str, Counter] = {}
@@ -109,7 +109,7 @@ def open_sweep(path: Path) -> Sweep:
 
 
 def current_states(sweep: Sweep) -> dict[str, RunState]:
-    """Run -> state, from the ledger and Slurm. Prints damaged ledger lines, and the reason if Slurm does not answer."""
+    """Run -> state, from the sweep's log and Slurm. Prints damaged lines of the log, and the reason if Slurm does not answer."""
     states = sweep.states()
     print("".join(f"{printable(damage)}\n" for damage in sweep.damaged), end="", file=sys.stderr)
     if _on_slurm(sweep):
@@ -124,7 +124,7 @@ def current_states(sweep: Sweep) -> dict[str, RunState]:
 
 
 def select_runs(sweep: Sweep, beginnings: list[str], states: dict[str, RunState]) -> dict[str, RunState]:
-    """The runs whose hashes start with one of `beginnings`; each must fit one run. If it is empty: failed and stopped runs."""
+    """The runs whose hashes start with one of `beginnings`, each fitting exactly one run. Without any: failed or stopped runs."""
     if not beginnings:
         return {run: state for run, state in states.items() if state.state in TROUBLE}
     selected = {}

@@ -127,7 +127,7 @@ def wait_for_all(executor: Executor, active: Collection[str], tick: Callable[[],
 
 
 def enter_missing_ends(sweep: Sweep, look: Look) -> set[str]:
-    """Enter into the ledger the ends of runs that no launcher recorded. Returns the runs that are queued or under way."""
+    """Enter into the sweep's log the ends of runs that no launcher recorded. Returns the runs that are queued or under way."""
     states, live = look
     for run, before in sweep.states().items():
         end = states[run]
@@ -174,7 +174,7 @@ def _check_unchanged(sweep: Sweep, grid: dict[str, Config], states: dict[str, Ru
 
 
 def plan(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> None:
-    """Create a folder with its config for each new run, and a ledger entry with its arm's name. Earlier arms may be renamed."""
+    """Create a folder with a config, and a log entry, for each new run. Names of earlier runs' settings may then change."""
     new = {run: config for run, config in grid.items() if run not in states}
     for run, config in new.items():
         folder = sweep.folder(run)
@@ -191,7 +191,7 @@ def plan(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> 
 
 
 def print_plan(sweep: Sweep, grid: dict[str, Config], todo: list[str], active: set[str], executor: Executor) -> None:
-    """Print the plan: arms, seeds, numbers of done, failed and active runs, the runs to start, and the expected duration."""
+    """Print a sweep's plan: settings, seeds, numbers of done, failed and active runs, runs to start, expected duration."""
     states = sweep.states()
     arms: dict[str, list[int]] = {}
     for run, config in grid.items():

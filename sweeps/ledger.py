@@ -40,7 +40,7 @@ class Sweep:
         self.home = self.path / ".sweep"
         self.lock = LauncherLock(self.home)
         self.damaged: list[str] = []
-        """Lines of the ledger that could not be parsed at the last reading."""
+        """Lines of the sweep's log, ledger.jsonl, that could not be parsed at the last reading."""
 
     def folder(self, run: str) -> RunFolder:
         return RunFolder(self.path / run)
@@ -69,7 +69,7 @@ class Sweep:
             write_file(self.path, f".sweep/{name}", json.dumps(content, indent=2) + "\n", durable=True)
 
     def log(self, event: str, runs: Iterable[str], **more: Any) -> None:
-        """Append one event for each of `runs`. Only the event `planned` creates a ledger, so a moved sweep gets no second one."""
+        """Append one event for each of `runs` to the log. Only `planned` creates the log, so a moved sweep gets no second one."""
         assert event in EVENTS
         now = round(time.time(), 3)
         refuse_links(self.path, ".sweep/ledger.jsonl")
@@ -79,7 +79,7 @@ class Sweep:
             jsonl.append(self.home / "ledger.jsonl", ({"event": event, "run": run, "time": now, **more} for run in runs))
 
     def events(self) -> list[dict[str, Any]]:
-        """All events of the ledger, oldest first; damaged lines go to `damaged`. Raises Unavailable if it cannot be read."""
+        """All events of the sweep's runs, oldest first; damaged lines go to `damaged`. Raises Unavailable if unreadable."""
         path = self.home / "ledger.jsonl"
         try:
             lines = jsonl.read(path)
@@ -95,7 +95,7 @@ class Sweep:
         return events
 
     def states(self) -> dict[str, RunState]:
-        """Run -> its state according to the ledger alone."""
+        """Run -> its state according to the events in ledger.jsonl alone."""
         states: dict[str, RunState] = {}
         arms = functools.cache(self.arms)
         for event in self.events():
@@ -108,7 +108,7 @@ class Sweep:
         return states
 
     def arms(self) -> dict[str, str]:
-        """Run with a readable config -> name of its arm, as in reports."""
+        """Run with a readable config -> name of its setting (arm), which runs that differ only in seed share."""
         configs = {}
         for path in self.path.glob("*/config.json"):
             with suppress(UserError):
@@ -116,7 +116,7 @@ class Sweep:
         return {run: str(name) for run, name in arms(configs).items()}
 
     def _planned(self, run: str, arms: Callable[[], dict[str, str]]) -> RunState | None:
-        """Rebuild, from its folder, the state of a run whose `planned` event is damaged. None if it has no folder."""
+        """Rebuild a run's state from its folder, because its event `planned` is damaged. None if it has no folder."""
         try:
             config = self.config(run)
         except UserError:

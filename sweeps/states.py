@@ -1,4 +1,4 @@
-"""Events of a sweep's ledger, and the state of a run that they determine."""
+"""Events in the log of a sweep (ledger.jsonl), and the state of a run that they determine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STUCK = 3
 
 
 class RunState(NamedTuple):
-    """The state of a run according to the ledger. arm, seed, steps: name of the run's arm, its seed and its number of steps.
+    """The state of a run by the sweep's log. arm, seed, steps: name of its setting without the seed, seed, number of steps.
 
     state: queued, submitted, running, cancelled or one of ENDS. job: the run's present or last job. batch: its batch on Slurm,
     else empty. step: step of its checkpoint at the last start. starts: number of consecutive starts from that step.

@@ -30,7 +30,7 @@ class Corrected(NamedTuple):
     counted: Tensor
 
     def rows(self, index: Tensor | slice) -> Corrected:
-        """The correction's effect on the responses that `index` selects: a tensor of row numbers, or a slice."""
+        """The weights and kept tokens of the responses that `index` selects: a tensor of row numbers, or a slice."""
         return Corrected(*(part[index] for part in self))
 
 

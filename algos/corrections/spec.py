@@ -209,7 +209,7 @@ class Correction:
 
 
 def check_combination(correction: Correction, proximal: str, anchored: bool) -> None:
-    """Raise ValueError when a ratio would count twice: in the loss's own ratio π_θ/π_prox and in the correction's weight.
+    """Raise ValueError when part of π_θ/μ would count twice: in the loss's ratio π_θ/π_prox and in the correction's weight.
 
     anchored: whether the loss reads log π_prox. proximal: the policy that the loss is anchored on, `old` or `rollout`.
     """

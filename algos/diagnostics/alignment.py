@@ -68,7 +68,7 @@ def _distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _elsewhere(mu: Tensor, pi: Tensor, own: Tensor) -> Tensor:
-    """Whether each row of log μ fits another row of log π (`ELSEWHERE`, `TYPICAL`), [B] bool. own: mean |log μ − log π|, [B]."""
+    """Whether each row of log μ fits another row of log π much better than its own, [B] bool. own: mean |log μ − log π|, [B]."""
     out = torch.zeros(len(mu), dtype=torch.bool)
     lengths = mu.isfinite().sum(-1)
     for length in lengths[own >= SMALLEST].unique().tolist():

@@ -18,23 +18,23 @@ FEWEST = 20
 
 
 def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, float]:
-    """Agreement of two responses i, j to a prompt at each token position with equal prefixes, compared with the logged odds.
+    """Compare how often two responses i, j to a prompt have the same next token after equal prefixes with what log μ says.
 
         E[1{x_j = x_i} − μ(x_i) | equal prefixes, x_i] = 0
 
     because x_j is drawn from the same μ as x_i. This holds whatever π is, so it also sees faults that change log μ and log π
-    alike: logging before the temperature, a penalty, a draft that another policy wrote. Only the prefixes decide whether a
+    alike: log-probabilities from before the temperature or a penalty, tokens drafted by another policy. Only prefixes decide if a
     position counts, so the sum of the differences over positions is a martingale.
-    found, expected: share f of agreements, and mean e of μ(x_i), over the n such positions of pairs. z: the smaller of two normal
+    found, expected: share f of agreements, and mean e of μ(x_i), over n pairs of compared tokens. z: the smaller of two normal
     deviates, that of f − e clustered over prompts and that of the null hypothesis itself,
 
         z = ±√(2n·KL(f‖e)),   KL(f‖e) = f·log(f/e) + (1 − f)·log((1 − f)/(1 − e))
 
-    whose tail exp(−z²/2) bounds the odds of so few or so many agreements (W. Hoeffding, J. Am. Stat. Assoc. 58 (1963) 13). A
-    clustered error alone ignores the agreements that a batch did not show: with none it is the spread of e. Where z < 0 the
-    tokens vary more than the odds say. shared: number of leading positions at which every pair agrees. shared_odds: the share of
-    pairs that should agree at all of these. Prompt tokens that the mask calls response are shared whatever their odds.
-    tokens: [B, T] ids; without them, log π within `SAME` stand for equal tokens. NaN without two responses to a prompt.
+    whose tail exp(−z²/2) bounds the chance of so few or so many agreements (W. Hoeffding, J. Am. Stat. Assoc. 58 (1963) 13). A
+    clustered error alone is too small if agreements are rare: without one it is only the spread of e. Where z < 0 the tokens
+    vary more than μ says. shared: number of leading positions at which every pair agrees. shared_odds: the share of pairs that
+    should agree at all of them. Prompt tokens that the mask counts as response agree in every pair, however improbable.
+    tokens: [B, T] ids; without them, tokens with log π within `SAME` count as equal. NaN if no prompt has two responses.
     """
     nothing = {name: math.nan for name in ("found", "expected", "z")} | {"shared": 0.0, "shared_odds": 1.0}
     nothing = {f"collisions/{name}": value for name, value in nothing.items()}

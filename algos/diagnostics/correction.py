@@ -28,7 +28,7 @@ from algos.ratios import Ratio
 
 
 def correct_with_diagnostics(batch: Batch, spec: Correction, policy: Tensor | None = None) -> tuple[Corrected, Rows]:
-    """Apply the correction `spec` to a batch, and compute the rows (numbers per response) of all diagnostics, which cost more."""
+    """Apply the correction `spec` to a batch, and compute the numbers per response from which all diagnostics follow."""
     ratio = Ratio(batch, policy)
     corrected = correct_ratio(ratio, spec)
     return corrected, correction_rows(ratio, spec) | applied_rows(corrected, batch.mask)
@@ -36,7 +36,7 @@ def correct_with_diagnostics(batch: Batch, spec: Correction, policy: Tensor | No
 
 @torch.no_grad()
 def finish_diagnostics(rows: Rows, spec: Correction) -> dict[str, Tensor]:
-    """Every diagnostic of mismatch and correction by name, from the whole batch's rows by `correct_with_diagnostics`."""
+    """Every diagnostic of mismatch and correction by name, from sums per response of the whole batch."""
     weights = finish_weights(rows, spec) if spec.weight.level else {}
     return finish_mismatch(rows) | weights | finish_filters(rows, spec) | finish_applied(rows)
 
@@ -165,7 +165,7 @@ def _bounds(filter_: Reject) -> tuple[float, float]:
 
 
 def _centre(filter_: Reject) -> float:
-    """The value that a filter's statistic has when trainer and sampler agree, π = μ."""
+    """The value of a filter's statistic when trainer and sampler agree, π = μ: 1 for ratios, 0 for all others."""
     return 1.0 if filter_.statistic in ("ratio", "mult_error") else 0.0
 
 

@@ -16,7 +16,7 @@ from algos.ratios import LOG_RATIO_BOUND, Ratio
 
 
 def mismatch(batch: Batch, policy: Tensor | None = None) -> dict[str, Tensor]:
-    """Mismatch of rollout engine and trainer over a whole batch: fp64 scalars by name (equations: `finish_mismatch`)."""
+    """Mismatch of rollout engine and trainer over a whole batch, such as K3 and ESS: fp64 scalars by name."""
     return finish_mismatch(mismatch_rows(batch, policy))
 
 
@@ -48,7 +48,7 @@ def ratio_sums(ratio: Ratio) -> Rows:
 
 @torch.no_grad()
 def finish_mismatch(rows: Rows) -> dict[str, Tensor]:
-    """Mismatch statistics from the whole batch's rows by `mismatch_rows`, as fp64 scalars by name.
+    """Mismatch statistics of a whole batch, fp64 scalars by name, from the sums per response of `mismatch_rows`.
 
     With l = log π − log μ, ρ = e^l, E over tokens and E_i over responses; l̄_i and S_i the mean and sum of l in response i,
     ρ_i = e^S_i:

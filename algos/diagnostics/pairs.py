@@ -21,7 +21,7 @@ FEWEST = 4
 
 
 class Mean(NamedTuple):
-    """A mean (NaN of no values), its standard error (NaN with fewer than `FEWEST` clusters) and the number of clusters."""
+    """A mean (NaN of no values), its clustered standard error (NaN with fewer than `FEWEST` clusters), number of clusters."""
 
     mean: float
     error: float
@@ -105,12 +105,12 @@ class LogpPairs:
 
     @cached_property
     def counts(self) -> Tensor:
-        """The number of tokens of each response, [B] fp64."""
+        """The number of tokens with finite log-probabilities in each response, [B] fp64."""
         return self.mask.sum(-1).double()
 
 
 def clustered_mean(values: Tensor, cluster: Tensor) -> Mean:
-    """The mean of `values` [n] with a standard error by clusters, `cluster` [n] being their numbers (see `LogpPairs.mean`)."""
+    """The mean of `values` [n] with a standard error clustered by `cluster` [n], such as each value's prompt number."""
     n = len(values)
     if not n:
         return Mean(math.nan, math.nan, 0)
@@ -122,7 +122,7 @@ def clustered_mean(values: Tensor, cluster: Tensor) -> Mean:
 
 
 def normal(distance: float, error: float, freedom: int) -> float:
-    """Convert Student's t = distance/error with `freedom` degrees of freedom to a normal deviate; `Mean.z` has the equation."""
+    """Convert Student's t = distance/error with ν = `freedom` degrees of freedom to a normal deviate ±√(ν·log(1 + t²/ν))."""
     if math.isnan(error) or math.isnan(distance) or distance == 0:
         return distance * error if distance else 0.0
     t = abs(distance) / error if error > 1e-12 * abs(distance) else math.inf

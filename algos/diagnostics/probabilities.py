@@ -22,13 +22,13 @@ SUMMED = ("p", "q", "pp", "qq", "pq", "diff", "diff_sq", "mult_error", "reverse"
 
 
 def probabilities(batch: Batch, policy: Tensor | None = None) -> dict[str, Tensor]:
-    """Differences of trainer's π and sampler's μ over all tokens of a batch: fp64 scalars named as in `finish_probabilities`."""
+    """Differences of trainer's π and sampler's μ over all tokens of a batch, such as E[max(π/μ, μ/π)]: fp64 scalars by name."""
     return finish_probabilities(probability_rows(batch, policy))
 
 
 @torch.no_grad()
 def probability_rows(batch: Batch, policy: Tensor | None = None) -> Rows:
-    """The sums per response that `finish_probabilities` reads, such as that of |π − μ|. policy: log π; None takes `logp_old`."""
+    """Sums per response, such as that of |π − μ|, for statistics of a whole batch. policy: log π; None takes `logp_old`."""
     return chunked(_rows, Ratio(batch, policy))
 
 

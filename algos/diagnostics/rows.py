@@ -17,7 +17,7 @@ Rows = dict[str, Tensor]
 
 
 def merge(parts: Sequence[Rows]) -> Rows:
-    """Concatenate the rows of several micro-batches or ranks into those of one batch."""
+    """Concatenate numbers per response (rows) of several micro-batches or ranks into those of one batch."""
     return {name: torch.cat([part[name] for part in parts]).double() for name in parts[0]}
 
 
@@ -54,7 +54,7 @@ class Moments(NamedTuple):
 
 
 def moments(rows: Rows, n: Tensor, centre: Tensor) -> Moments:
-    """Mean and variance of a quantity from the rows [..., B] that `sums` makes over the n [B] tokens of each response.
+    """Mean and variance of a quantity over all tokens, from sums [..., B] over the n [B] tokens of each response.
 
     centre [..., 1]: the quantity's value where π = μ, already subtracted from the values that `off` and `off_sq` sum up.
 

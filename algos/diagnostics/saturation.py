@@ -13,7 +13,7 @@ from algos.ratios import at_level
 def saturation(pairs: LogpPairs, level: str, cap: float) -> float:
     """Share of tokens whose weight min(ρ, cap) equals the cap, with ρ = π/μ per token or at another level; 0 without a token.
 
-    level: one of `ratios.LEVELS`. Raises ValueError on an unknown level or missing segments.
+    level: token, sequence or another level of a ratio. Raises ValueError on an unknown level or missing segments.
     """
     if not len(pairs):
         return 0.0

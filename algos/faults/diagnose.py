@@ -48,7 +48,7 @@ def diagnose(
     tokens: Tensor | None = None,
     entropy: Tensor | None = None,
 ) -> Diagnosis:
-    """The diagnosis of a batch's log-probabilities: the first fault that fits, in the order of `base.QUESTIONS`.
+    """The diagnosis of a batch's log-probabilities: the first fault that fits, faults of the sampler's numbers before others.
 
     usual: the sampler's precision, a key of `rounding.K3`, or the K3 of a dump that the same model wrote without a fault; without
     it K3 is compared with the coarsest format's. lag [B, T]: number of versions by which each token's
@@ -66,7 +66,7 @@ def diagnose(
 
 
 def judge(found: Statistics) -> Diagnosis:
-    """The diagnosis of a batch from its statistics by name, which `diagnose` computes."""
+    """The diagnosis of a batch's log-probabilities from its statistics, given by name."""
     error = found["identity/error"]
     power = max(SIZE, SURE * error) if error == error else float("inf")
     plugins: list[Fault] = sorted(
@@ -87,7 +87,7 @@ def judge(found: Statistics) -> Diagnosis:
 
 
 def _unexplained(found: Statistics) -> tuple[str, str] | None:
-    """The key of `QUESTIONS` and a sentence of evidence if rounding does not explain the statistics; None if it does."""
+    """("a": not the sampler's numbers, or "b": K3 beyond rounding; evidence in words); None if rounding explains all."""
     if broken(found):
         cause = f"{QUESTIONS['a']}, or responses were filtered out of the batch"
         return "a", f"{UNKNOWN}: the mean ratio is {found['identity/mean']:.4f} (z {found['identity/z']:.1f}) and not 1; {cause}"

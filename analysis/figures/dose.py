@@ -1,4 +1,4 @@
-"""The figure of dose and response: the reward lost to a mismatch of a given size and persistence, by correction."""
+"""The figure of dose and response: reward by size (K3) and persistence of the mismatch, and by correction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from analysis.results import Results
 from analysis.statistics.dose import LEAST, MARGIN, Curve, Real, precisions
 
 POINTS = 120
-"""Number of points at which a fitted curve is drawn."""
+"""Number of points at which a fitted curve of reward over K3 is drawn."""
 
 
 def response(results: Results) -> Figure | str:
@@ -62,7 +62,7 @@ def response(results: Results) -> Figure | str:
 
 
 def nearest(measured: float, curves: list[Curve]) -> float | None:
-    """The persistence setting of the curve whose persistence measured over 20 syncs is nearest to `measured`; None if unknown."""
+    """The noise persistence set for the curve whose persistence measured over 20 syncs is nearest to `measured`; else None."""
     apart = [(abs(curve.measured - measured), curve.persistence) for curve in curves]
     return min((pair for pair in apart if not np.isnan(pair[0])), default=(0.0, None))[1]
 
@@ -95,7 +95,7 @@ def _fitted(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
 
 
 def _curve(results: Results, axis: Axes, curve: Curve) -> None:
-    """Draw a dose-response curve: the mean reward of each arm as its marker, and the fit with its band if there is one."""
+    """Draw reward over K3 of synthetic noise: the mean of each noise as a marker, and the fit with its band if there is one."""
     if curve.level is not None:
         x, fitted, low, high = _fitted(curve)
         axis.plot(x, fitted, color=NEUTRAL, linewidth=1.5)
@@ -109,7 +109,7 @@ def _curve(results: Results, axis: Axes, curve: Curve) -> None:
 
 
 def _precision(axis: Axes, arm: Real, mark: Mark) -> None:
-    """Draw an arm whose mismatch comes from a real precision as an open marker with the precision's name."""
+    """Draw mean reward over K3 of the runs in a real precision as an open marker with the precision's name."""
     at = arm.k3, arm.responses.mean()
     axis.plot(*at, mark.marker, color=mark.colour, markerfacecolor="white", markersize=7)
     axis.annotate(literal(arm.precision), at, xytext=(4, 5), textcoords="offset points", fontsize=7)

@@ -30,7 +30,7 @@ TRACES = (
     "correction/kept_sequences",
     "rollout/response_tokens",
 )
-"""Metrics in the figure of collapsed runs aligned at the onset."""
+"""Metrics in the figure of collapsed runs whose traces are aligned at the onset of the collapse."""
 LOG = ("rollout_corr/k3_kl", "actor/grad_norm", "mismatch/log_ratio_max_abs")
 
 
@@ -68,7 +68,7 @@ def _scatter(axis: Axes, x: pd.Series, y: pd.Series, event: pd.Series, mark: Mar
 
 
 def _named(results: Results, sources: list[str], corrections: pd.Series) -> dict[str, Handle]:
-    """Legend entries of a scatter plot: the colour of each source in `sources`, and the marker of each of `corrections`."""
+    """Legend entries of a scatter plot: the colour of each source of mismatch in `sources`, the marker of each correction."""
     legend: dict[str, Handle] = {literal(source): key(results.marks.source(source), line=False) for source in sources}
     markers = results.marks.corrections
     for name in sorted(set(corrections), key=list(markers).index):
@@ -116,7 +116,7 @@ def aligned_traces(results: Results) -> Figure | str:
 
 
 def _aligned(axis: Axes, rows: pd.DataFrame, name: str, number: int, mark: Mark) -> None:
-    """Draw the metric `name` of a source's `number` collapsed runs: each run if few, else their median and middle half."""
+    """Draw metric `name` of `number` collapsed runs with one source of mismatch: each if few, else median and middle half."""
     if rows.empty:
         return
     if number <= FEW:
@@ -130,7 +130,7 @@ def _aligned(axis: Axes, rows: pd.DataFrame, name: str, number: int, mark: Mark)
 
 
 def deployment_gap(results: Results) -> Figure | str:
-    """The figure of three costs of a mismatch, or of its correction.
+    """The figure of what a mismatch or its correction costs: reward of the sampling policy, unused tokens, response length.
 
     The first panels show the rollout policy's reward minus the trainer's at the same step. The next shows the last reward of
     ended runs against the share of tokens that the correction used. The last shows the lengths of dropped and used responses.

@@ -1,4 +1,4 @@
-"""Figures of the arms' outcomes: survival, healthy steps gained, heat maps and reward curves."""
+"""Figures of outcomes by arm (runs alike but for the seed): survival, healthy steps gained, heat maps and reward curves."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEAST_SPAN = 0.3
 PLAIN = "no correction"
 """Title of the panel of uncorrected arms."""
 RISKS = 5
-"""Number of optimizer steps at which a survival plot gives the number of runs at risk."""
+"""Number of evenly spaced optimizer steps at which a survival plot states how many runs are still at risk of a collapse."""
 
 
 def too_few(results: Results) -> str:
@@ -50,7 +50,7 @@ class Panel(NamedTuple):
 
 
 def survival_curves(results: Results) -> Figure | str:
-    """The figure of the share of runs not yet collapsed by optimizer step: a line per arm, in the panels made by `panels`."""
+    """The figure of the share of runs not yet collapsed by optimizer step: a panel per loss, setting and source of mismatch."""
     if not enough(results):
         return too_few(results)
     collapsed = set(results.runs.arm[results.runs.event])
@@ -78,7 +78,7 @@ def survival_curves(results: Results) -> Figure | str:
 
 
 def _survival(figure: Figure, axis: Axes, runs: pd.DataFrame, mark: Mark, place: int, end: float) -> None:
-    """Draw an arm's Kaplan-Meier curve, its interval at `end`, censored runs as ticks, and the runs at risk in row `place`."""
+    """Draw the Kaplan-Meier curve of `runs`, its interval at `end`, censored runs as ticks, and runs at risk in row `place`."""
     km = survival.kaplan_meier(runs.time.to_numpy(), runs.event.to_numpy(bool))
     axis.step(km.time, km.survival, where="post", linewidth=1.6, **mark.line)
     # A band for each arm would cover the others. If no run is left at risk, the last interval before that is drawn.
@@ -96,7 +96,7 @@ def _survival(figure: Figure, axis: Axes, runs: pd.DataFrame, mark: Mark, place:
 
 
 def panels(runs: pd.DataFrame, order: list[str]) -> list[Panel]:
-    """The panels of a sweep: losses side by side, settings below each other, at most eight arms in each.
+    """Divide a sweep's arms (runs alike but for the seed) among the panels of a figure: by loss and setting, eight at most.
 
     The first panel of a loss and setting compares all uncorrected arms. Each source of mismatch with corrections has a further
     panel, which compares them with the uncorrected arm. The title of a panel names only what differs between the panels.
@@ -125,7 +125,7 @@ def panels(runs: pd.DataFrame, order: list[str]) -> list[Panel]:
 
 
 def part_of(place: int, parts: list) -> str:
-    """Suffix of a panel's title, such as " (2 of 3)", if several panels share one title. place: the panel's number, from 0."""
+    """Suffix of the title of panel number `place` (from 0), such as " (2 of 3)", if several panels share one title."""
     return f" ({place + 1} of {len(parts)})" if len(parts) > 1 else ""
 
 
@@ -140,7 +140,7 @@ def _looks(results: Results, shown: list[Panel]) -> dict[str, Line2D]:
 
 
 def forest(results: Results) -> Figure | str:
-    """The figure of the steps without a collapse that each arm gains on its reference arm, with interval and Holm-adjusted p."""
+    """The figure of steps without a collapse that each arm gains on its uncorrected or exact reference, with interval and p."""
     table = results.outcomes
     table = table[table.collapse_p.notna()].iloc[::-1].reset_index(drop=True)
     if not enough(results):
@@ -169,7 +169,7 @@ def forest(results: Results) -> Figure | str:
 
 
 def ends(results: Results) -> Figure | str:
-    """The figure of the last held-out reward of every ended run: a row per arm, grouped by loss and by setting without noise."""
+    """The figure of each ended run's last held-out reward: runs alike but for the seed in a row, by loss and setting."""
     final = results.rewards.final
     runs = results.runs.assign(final=final)[(results.runs.outcome != "unfinished") & final.notna()]
     if runs.empty:
@@ -195,7 +195,7 @@ def ends(results: Results) -> Figure | str:
 
 
 def heat_maps(results: Results) -> Figure | str:
-    """The heat maps of each arm's collapses and last reward: rows by precision and correction, columns by loss and setting."""
+    """The heat maps of collapses and of last reward over seeds: rows by precision and correction, columns by loss and setting."""
     table = results.combinations
     if table.empty:
         return "no run has ended"
@@ -218,7 +218,7 @@ def heat_maps(results: Results) -> Figure | str:
 
 
 def reward_curves(results: Results) -> Figure | str:
-    """The figure of held-out reward over steps, in the panels made by the function `panels`, with the control behind each."""
+    """The figure of held-out reward over RL steps: a panel per loss, setting and source of mismatch, the control drawn behind."""
     none = "no run has recorded a held-out reward"
     if "eval/reward" not in results.steps:
         return none
@@ -249,7 +249,7 @@ def reward_curves(results: Results) -> Figure | str:
 
 
 def _rewards(axis: Axes, runs: pd.DataFrame, by_run: dict[str, pd.DataFrame], mark: Mark) -> None:
-    """Draw an arm's held-out reward: each run if there are at most five, else the median with ten faint runs behind it."""
+    """Draw held-out reward of equal runs: each seed if there are at most five, else the median with ten faint runs behind it."""
     curves, few = [by_run[run] for run in runs.index], len(runs) <= survival.FEW
     marked: dict[str, Any] = {"marker": mark.marker, "markersize": 3.5}
     for run, curve in zip(runs.index[:10], curves, strict=False):

@@ -17,11 +17,11 @@ from analysis.statistics.tests import fraction
 from harness.run.jsonl import loads
 
 MOST = 4
-"""Maximum number of thresholds in the figure of a search."""
+"""Maximum number of correction thresholds shown in the figure of a threshold search."""
 
 
 def search(results: Results) -> Figure | str:
-    """The figure of a search: per threshold, the share of runs without a collapse (exact interval), and all last rewards."""
+    """The figure of a threshold search: by threshold, the share of runs without a collapse (exact interval), and last rewards."""
     home = results.folder / ".sweep" if results.folder else None
     space = _read(home / "search-spec.json").get("space") if home else None
     keys = [key for key, axis in space.items() if isinstance(axis, dict)] if isinstance(space, dict) else []

@@ -96,7 +96,7 @@ def frontier(results: Results) -> Figure | str:
 
 
 def costs(results: Results) -> Figure | str:
-    """The figure of each arm's cost: seconds per RL step, and the share of tokens that its correction discards."""
+    """The figure of cost by arm (runs alike but for the seed): seconds per RL step, and share of tokens that go unused."""
     table = results.costs.iloc[::-1].reset_index(drop=True)
     columns = ("step_seconds", "tokens_rejected", "tokens_weighted_zero")
     shown = [column for column in columns if column in table and table[column].any()]

@@ -1,4 +1,4 @@
-"""Arms of a sweep: their order, their reference arms, and their places in the matrix of arms."""
+"""Arms of a sweep (runs alike but for the seed): their order, their references, and their places in the report's matrix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from analysis.labels import coarseness
 
 
 def order(runs: pd.DataFrame) -> list[str]:
-    """The arms in display order: the control first, then from fine to coarse precision, by loss, uncorrected before corrected."""
+    """Names of arms in display order: control first, then fine to coarse precision, by loss, uncorrected before corrected."""
     arms = runs.drop_duplicates("arm")
 
     def key(run: Any) -> tuple:

@@ -53,12 +53,12 @@ class Curve(NamedTuple):
 
     @property
     def family(self) -> tuple[str, str, str]:
-        """(policy, loss, setting) of the curve, which all curves of one control share."""
+        """(policy, loss, setting) of the curve of reward over K3, which all curves with the same control share."""
         return self.policy, self.loss, self.setting
 
     @property
     def few(self) -> int:
-        """Number of runs of that arm of the curve, the control included, which has the fewest."""
+        """Number of runs of the curve's point (noise of one size, or the control) with the fewest runs."""
         return min(map(len, (self.control, *self.responses)))
 
     def at(self, k3: np.ndarray | float) -> np.ndarray:
@@ -79,7 +79,7 @@ class Curve(NamedTuple):
 
 
 class Real(NamedTuple):
-    """An arm with mismatch by a real precision. k3: nats per token. measured: persistence, NaN if none. responses: rewards."""
+    """Runs with a real precision's mismatch. k3: nats per token. measured: persistence over 20 syncs. responses: rewards."""
 
     policy: str
     loss: str
@@ -92,7 +92,7 @@ class Real(NamedTuple):
 
     @property
     def family(self) -> tuple[str, str, str]:
-        """(policy, loss, setting) of the arm, as `Curve.family` has them."""
+        """(policy, loss, setting) of the runs, by which they are compared with a curve of reward over synthetic noise."""
         return self.policy, self.loss, self.setting
 
 
@@ -144,7 +144,7 @@ def points(
 
 
 def curves(table: pd.DataFrame) -> list[Curve]:
-    """Dose-response curves of reward over K3: one per policy, loss, setting, correction and persistence of the noise.
+    """Dose-response curves of reward over K3 of noise: one per policy, loss, setting, correction and persistence of the noise.
 
     table: from `points`. Uncorrected curves come first. Noisy arms without a control in their precision are left out.
     """
@@ -181,7 +181,7 @@ def _curve(
 
 
 def precisions(table: pd.DataFrame) -> list[Real]:
-    """The arms without noise in a table from `points` whose precision is not that of the control of their loss and setting."""
+    """The precisions whose runs have no noise and are not the control's. table: a row per run and policy, from `points`."""
     if table.empty:
         return []
     own = table[table.control].groupby(["policy", "loss", "setting"]).precision.first().to_dict()

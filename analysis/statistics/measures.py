@@ -22,7 +22,7 @@ EVALUATED = (
 
 
 def per_row(steps: pd.DataFrame, values: pd.Series) -> pd.Series:
-    """For each row of `steps`, its run's value in `values`, which are indexed by run; NaN if the run has none."""
+    """For each row of `steps` (one per run and step), its run's entry in `values`, indexed by run; NaN if there is none."""
     known = values.reindex(steps.run.cat.categories).to_numpy()
     return pd.Series(known[steps.run.cat.codes], index=steps.index)
 
@@ -56,7 +56,7 @@ def measures(runs: pd.DataFrame, steps: pd.DataFrame, rewards: pd.DataFrame) -> 
 
 
 def evaluations(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """A row per run and evaluation: arm, seed, step, held-out reward, the metrics EVALUATED and those of probed precisions."""
+    """A row per run and evaluation: arm, seed, step, held-out reward, mismatch metrics, and metrics of probed precisions."""
     if "eval/reward" not in steps:
         return pd.DataFrame(columns=["run", "arm", "seed", "step", "eval/reward"])
     probed = [name for name in steps if name.startswith("probe/")]

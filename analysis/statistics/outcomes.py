@@ -1,4 +1,4 @@
-"""The outcome of each arm, and its comparison with its reference arm."""
+"""The outcome of each arm (runs alike but for the seed), and its comparison with its uncorrected or exact reference arm."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def averages(final: pd.Series, strata: pd.Series) -> dict[str, float]:
 
 
 def _against(runs: pd.DataFrame, mine: pd.DataFrame, reference: str | None, tau: float, final: pd.Series) -> dict[str, object]:
-    """Columns of `outcomes` that compare an arm, with runs `mine`, with its reference arm, over runs that have made a step."""
+    """Gains in steps and reward, with p, of an arm's runs `mine` over its reference arm's, among runs that made a step."""
     never = int((mine.outcome == "never learned").sum())
     notes = [f"{never} never learned, counted as not collapsed"] if never else []
     untested = {"collapse_p": np.nan, "reward_p": np.nan}

@@ -11,7 +11,7 @@ from scipy.integrate import quad
 from scipy.stats import chi2, nct, norm, t
 
 LARGEST = 1000
-"""Maximum number of seeds per arm that a plan considers."""
+"""Maximum number of seeds per arm that a plan of a comparison considers."""
 
 
 def power_of_difference(n: int, spread: float, difference: float, alpha: float = 0.05) -> float:

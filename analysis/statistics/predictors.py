@@ -59,7 +59,7 @@ def _running_median(values: np.ndarray) -> np.ndarray:
 
 
 def alarm(signal: Signal, threshold: float) -> float:
-    """The first step at which a signal is at or above the threshold; NaN if it never is."""
+    """The first step at which a diagnostic's running median is at or above the threshold; NaN if it never is."""
     at = np.searchsorted(signal.level, threshold)
     return float(signal.steps[at]) if at < len(signal.steps) else np.nan
 
@@ -102,7 +102,7 @@ def time_dependent_auc(runs: pd.DataFrame, by_run: dict[str, Signal], ahead: int
 
 
 def _at(signal: Signal, steps: np.ndarray) -> np.ndarray:
-    """A signal's running median at `steps`. Values before its first recorded step are meaningless."""
+    """The running median of a run's diagnostic at `steps`. Values before its first recorded step are meaningless."""
     return signal.smooth[np.searchsorted(signal.steps, steps, side="right") - 1]
 
 
@@ -115,7 +115,7 @@ def best_threshold(runs: pd.DataFrame, by_run: dict[str, Signal]) -> float:
 
 
 def reached(runs: pd.DataFrame, by_run: dict[str, Signal]) -> np.ndarray:
-    """Per run, its signal's highest level before the onset of a collapse (−inf without a step there), or up to the end."""
+    """Per run, the diagnostic's highest running median before the collapse (−inf without a step there), or up to the end."""
     ends = [np.searchsorted(by_run[run].steps, onset) for run, onset in runs.onset.where(runs.event, np.inf).items()]
     return np.array([by_run[run].level[end - 1] if end else -np.inf for run, end in zip(runs.index, ends, strict=True)])
 
@@ -135,12 +135,12 @@ def _threshold(levels: np.ndarray, event: np.ndarray) -> float:
 
 
 def _passing(levels: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-    """For each threshold, the share of levels at or above it."""
+    """For each threshold of a diagnostic, the share of runs whose highest running median, in `levels`, is at or above it."""
     return (levels >= thresholds[:, None]).mean(1)
 
 
 def evaluate(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """A row per diagnostic: how well it would have predicted the collapses.
+    """A row per diagnostic, such as K3: how well it would have predicted the runs' collapses.
 
     detected: share of collapsed runs with an alarm before the onset. median_lead: RL steps from alarm to onset. false_alarms:
     share of other runs with an alarm. auc: `time_dependent_auc`, `HORIZON` steps ahead. The threshold that judges a run was

@@ -14,14 +14,14 @@ import numpy as np
 import pandas as pd
 
 ARMS = ("none", "token", "sequence", "mask", "geometric")
-"""Corrections of which one is the best in a regime. token and sequence truncate weights at 2, mask masks sequences above 2."""
+"""Corrections to choose from under a mismatch. token and sequence truncate weights at 2, mask masks sequences above 2."""
 
 
 class Seen(NamedTuple):
-    """The measurements of a run without correction from which a rule chooses one of ARMS.
+    """The measurements of a run without correction from which a rule chooses the correction for such runs.
 
     k3: in nats per token. persistence: of the log ratios over 20 syncs, 0 if unmeasured. tokens: mean number per response.
-    verdict: the arm that the current verdict of `faultline replay` names.
+    verdict: the correction that `faultline replay` proposes for the run.
     """
 
     k3: float
@@ -31,15 +31,15 @@ class Seen(NamedTuple):
 
 
 Rule = Callable[[Seen], str]
-"""A rule: measurements of an uncorrected run -> the chosen arm, one of ARMS."""
+"""A rule for choosing a correction: measurements of an uncorrected run -> the correction, one of ARMS."""
 
 
 @dataclass(frozen=True)
 class Cutoffs:
-    """The rule of version 2 of the verdict for one deployed policy, with its cut-offs.
+    """A rule for choosing a correction by three cut-offs (version 2 of the verdict), for one policy that is served.
 
-    The rule chooses no correction for a run below `k3` or below `persistence`. Otherwise it chooses the arm `short` for a mean
-    response of at most `tokens` tokens, and the arm `long` for a longer one.
+    The rule chooses no correction for a run below `k3` or below `persistence`. Otherwise it chooses `short` for a mean response
+    of at most `tokens` tokens, and `long` for a longer one.
     """
 
     k3: float = 0.0
@@ -59,13 +59,14 @@ def constant(arm: str) -> Rule:
 
 
 def regret(ends: pd.DataFrame, chosen: Mapping[int, str]) -> float:
-    """The regret of a rule in a regime: the reward it loses against the best arm, which is chosen on other seeds than scored.
+    """The regret of a rule under one mismatch: reward lost against the best correction, which is chosen on other seeds.
 
-    ends: last rewards [seeds, arms]. chosen: seed -> arm by the rule. For each choice S of half of the seeds, rounded down,
+    ends: last rewards [seeds, corrections]. chosen: seed -> the rule's correction. For each choice S of half of the seeds,
+    rounded down,
         best(S) = argmax over ARMS of the mean of S
         regret(S) = mean over the other seeds s of ends[s, best(S)] − ends[s, chosen(s)]
     and the regret is the mean over all S. If the best arm were chosen and scored on the same seeds, its noise would count as
-    regret. A rule that is as good as the best arm may have a negative regret.
+    regret. A rule that is as good as the best correction may have a negative regret.
     """
     found = []
     for some in combinations(ends.index, len(ends) // 2):

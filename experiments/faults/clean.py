@@ -1,4 +1,4 @@
-"""Arms without a fault: short RL runs on the chain task. The diagnosis must call their dumps consistent."""
+"""Short RL runs on the chain task without a fault. The diagnosis must call their dumps consistent."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ ARMS: dict[str, tuple[str, ...]] = {
     **{f"staleness_{k}": ("rollout/precision=fp8_tensor", f"rollout.staleness={k}") for k in (1, 2, 4)},
     "partial": ("rollout/precision=fp8_tensor", "rollout.partial_tokens=5"),
 }
-"""Name of an arm, a kind of run without a fault -> config overrides of its runs."""
+"""Name of a kind of run without a fault -> config overrides of its runs."""
 
 
 def config(folder: Path, arm: str, seed: int, *more: str) -> Config:
-    """The config of a run of an arm. The run's folder, named by a hash, is in `folder`/<seed>-<arm>. more: further overrides."""
+    """The config of a run of the kind `arm`. Its folder, named by a hash, is in `folder`/<seed>-<arm>. more: overrides."""
     own = (f"run.root={folder}", f"run.sweep={seed}-{arm}", f"seed={seed}")
     return parse(compose(*BASE, *own, *ARMS[arm], *more))

@@ -38,7 +38,7 @@ DRAWS = 4
 """Number of planned dumps without a fault for each seed of `CHAIN` and each precision."""
 
 RUNS = (1201,)
-"""Seeds of the RL runs: 16 arms without a fault, with 13 dumps each, and runs whose sampler uses old weights."""
+"""Seeds of the RL runs: 16 kinds of runs without a fault, with 13 dumps each, and runs whose sampler uses old weights."""
 
 RECORDED = (
     "vllm-fp16", "vllm-int8", "local-fp8_channel", "local-fp8_tensor", "long/vllm-int8", "long/vllm-fp8_channel",

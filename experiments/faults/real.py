@@ -106,7 +106,7 @@ class LoggedTokens(NamedTuple):
 
 
 class Bed:
-    """Bed for injecting faults: a policy, prompts chosen by a seed in groups of four, and engines as sampler and trainer."""
+    """Set-up for injecting faults: a policy, prompts chosen by a seed in groups of four, and engines as sampler and trainer."""
 
     def __init__(self, config: Config, responses: int, seed: int):
         self.config, self.task = config, build_task(config)
@@ -124,7 +124,7 @@ class Bed:
         self.baselines: dict[str, float] = {}
 
     def draw(self, name: str) -> Tensor:
-        """Uniform random numbers [B, T] for sampling a dump. The bed's seed and `name` determine them."""
+        """Uniform random numbers [B, T] for sampling a dump. The seed of the prompts and `name` determine them."""
         return torch.rand(len(self.group), self.length, generator=generator(self.seed, f"fault uniforms {name}"))
 
     def engine(

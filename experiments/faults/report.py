@@ -51,7 +51,7 @@ def report(record: Path) -> str:
 
 
 def aims(frame: pd.DataFrame) -> pd.DataFrame:
-    """Table with a row per aim of the plan: the dumps concerned, their number, how many were named right, and the aimed share.
+    """Table with a row per aim of `plan`: the dumps concerned, their number, how many the diagnosis got right, the aimed share.
 
     bare: the number that was named right without the trainer's entropies and a baseline K3.
     """

@@ -45,7 +45,7 @@ class RawVllm(FaultyVllm):
 
 
 class VllmBed(Bed):
-    """Bed for injected faults whose sampler is vLLM. Each mode of log-probabilities has its own engine, started once."""
+    """Set-up for injecting faults with vLLM as the sampler. Each mode of log-probabilities has its own engine, started once."""
 
     engines: dict[type[FaultyVllm], FaultyVllm]
 

@@ -29,7 +29,7 @@ def by_probability(tokens: Dumped) -> tuple[np.ndarray, np.ndarray]:
 
 
 def ess_by_length(tokens: Dumped) -> tuple[np.ndarray, np.ndarray]:
-    """Return (lengths T, effective sample size of the sequence weights, as a share, if responses are cut after T tokens)."""
+    """Return (lengths T, effective sample size of the weights Π π/μ of responses cut after T tokens, as a share of responses)."""
     lengths, response = np.arange(1, tokens.position.max() + 1), np.cumsum(tokens.position == 1) - 1
     out = []
     for length in lengths:
@@ -40,7 +40,7 @@ def ess_by_length(tokens: Dumped) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw(folder: Path) -> Figure:
-    """Draw K3 by arm and by position, ESS by length, and |log ratio| by probability, of the dumps in `folder` with a mismatch."""
+    """Draw K3 by precision and position, ESS by length, |log ratio| by probability, of dumps in `folder` with a mismatch."""
     arms = {path.stem: load([path]) for path in sorted(folder.glob("*.parquet"))}
     arms = {name: tokens for name, tokens in arms.items() if k3(tokens.log_ratio) > 1e-8}
     figure = Figure(figsize=(12, 8.5), layout="constrained")

@@ -1,4 +1,4 @@
-"""The policy that the GPU checks use, and its responses, sampled by each rollout engine in each arm (a precision)."""
+"""The policy that the GPU checks use, and its responses, sampled by each rollout engine in each precision."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ARMS = {
     **{name: (name, "compute") for name in ("fp32", "bf16", "fp16", "fp8_tensor", "fp8_channel", "fp8_block", "int8", "nvfp4")},
     "bf16 e4m3 cache": ("bf16", "fp8_e4m3"),
 }
-"""Name of an arm -> (option of rollout/precision, value of rollout.kv_cache)."""
+"""Name of a sampled precision -> (option of rollout/precision, value of rollout.kv_cache)."""
 
 
 class Size(NamedTuple):
@@ -49,7 +49,7 @@ class Size(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """Responses [B, T] of an engine in an arm, the seconds that sampling took, and the trainer's exact log π [B, T] in nats."""
+    """Responses [B, T] of an engine in one precision, the seconds that sampling took, and the trainer's log π [B, T] in nats."""
 
     engine: str
     arm: str
@@ -98,7 +98,7 @@ class Policy:
         return engine
 
     def scored(self, kind: str, arm: str) -> Scored:
-        """Sample with an engine (local or vllm) in an arm, and score with the trainer. Raises UserError if it cannot run here."""
+        """Sample with an engine (local or vllm) in a precision, and score with the trainer. Raises UserError if it cannot run."""
         engine = self.engine(kind, *ARMS[arm])
         if device().type == "cuda":  # kernels are chosen and loaded at their first call
             engine.generate(self.prompts, self.uniforms)

@@ -57,7 +57,7 @@ def folder(text: str) -> Path:
 
 
 def new_file(text: str) -> Path:
-    """Parse the path of a file that can be written, so that the path is no folder and no parent is a file."""
+    """Parse the path of a file to write. Raises ArgumentTypeError if it is a folder, or if one of its parents is a file."""
     path = Path(text)
     if path.is_dir():
         raise ArgumentTypeError(f"{path} is a folder; name a file")

@@ -72,11 +72,11 @@ class Detectors:
         return any(self.role(name) == "collapse" for name in self.events)
 
     def outcome(self) -> Outcome:
-        """The outcome that the run would have if it ended now."""
+        """Outcome of the run if it ended now: collapsed, never learned or survived, by the events reported so far."""
         return outcome({name: event["onset"] for name, event in self.events.items()}, self.detectors)
 
     def state(self) -> dict[str, Any]:
-        """The detectors' part of a checkpoint: their events so far, and what each of them remembers."""
+        """What a checkpoint keeps of the collapse detectors: their events so far, and what each of them remembers."""
         return {"events": self.events, "detectors": {name: detector.state for name, detector in self.detectors.items()}}
 
     def restore(self, events: Mapping[str, Event], states: Mapping[str, dict[str, Any]]) -> None:
@@ -95,7 +95,7 @@ class Outcome(NamedTuple):
     cause: str | None = None
 
     def present(self) -> dict[str, Any]:
-        """The fields of the outcome that are not None."""
+        """The fields of a run's outcome (such as onset and cause of a collapse) that are not None."""
         return {key: value for key, value in self._asdict().items() if value is not None}
 
 

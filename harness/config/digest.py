@@ -78,7 +78,7 @@ def digest(config: BaseModel, *, include: Collection[str] = (), exclude: Collect
 
 
 def plugins(values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Iterate over the plug-ins in the nested `values` of a config: (plug-in as a key of PARAMETERS, its parameters)."""
+    """Yield (name, parameters) of each plug-in that a config chooses, such as loss=gspo. values: the config as nested dicts."""
     for path in ("task", "advantage", "loss", "rollout.engine"):
         parameters = section(values, path)
         yield f"{path}={parameters.get('name')}", parameters

@@ -21,7 +21,7 @@ ENGINES = Registry("engines", {"local": "harness.rollouts.local:LocalEngine", "v
 
 
 ReportedRoutes = Literal["nothing", "experts", "experts and weights"]
-"""Extent of an engine's report on the experts of a mixture: nothing, `Rollout.expert_ids`, or `Rollout.expert_weights` too."""
+"""Extent of an engine's report on the experts that it chose for each token: nothing, their ids, or their weights too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Sampling:
     stop: tuple[int, ...] = ()
     """Tokens that end a response."""
     record_support: bool = False
-    """Whether rollouts have `Rollout.support`, the tokens that top_p and top_k left. See `RolloutEngine.support_refusal`."""
+    """Whether rollouts record the set of tokens that top_p and top_k left to sample from, which some engines cannot tell."""
 
     @property
     def truncated(self) -> bool:
@@ -102,12 +102,12 @@ class RolloutEngine(ABC):
 
     @classmethod
     def reports_routes(cls) -> ReportedRoutes:
-        """Extent to which rollouts of a mixture of experts report their routes on this machine."""
+        """Whether the engine reports here the experts that it chose for each token: nothing, their ids, or their weights too."""
         return "nothing"
 
     @classmethod
     def support_refusal(cls, top_k: int) -> str | None:
-        """Reason why this engine cannot record the tokens that truncation left; None if `Sampling.record_support` works."""
+        """Reason why this engine cannot record which tokens top_p and top_k left to sample from; None if it can."""
         return "it does not tell the tokens that it sampled from; use rollout/engine=local"
 
     @abstractmethod
@@ -139,7 +139,7 @@ class RolloutEngine(ABC):
         """Generate the most probable token at each place: [B, length], with PAD after a stop token."""
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors by name that a checkpoint must keep, beside the weights, for the engine to continue a run; often empty."""
+        """Tensors by name that a checkpoint must keep, beside the weights, for this engine to continue a run; often empty."""
         return {}
 
     def restore(self, state: dict[str, Tensor]) -> None:  # noqa: B027  an engine without a state has nothing to restore

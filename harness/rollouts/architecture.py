@@ -37,7 +37,7 @@ class Architecture(NamedTuple):
     eps: float
     """Constant added to the mean square in an RMS norm."""
     biased: frozenset[str]
-    """Keys of FUSED whose matrices have a bias."""
+    """Names of the fused matrices of a layer, such as qkv, that have a bias."""
     qk_norm: bool
     """Whether queries and keys are normalised per head."""
     tied: bool

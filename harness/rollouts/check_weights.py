@@ -30,7 +30,7 @@ def tolerance(precision: PrecisionConfig, kv_cache: str) -> float:
 
 
 class TrainedPolicy(Protocol):
-    """Interface of the actor, with whose log-probabilities those of an engine are compared."""
+    """Interface of the trained policy, with whose log-probabilities those of a rollout engine are compared."""
 
     def logp(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Any]:
         """Return (log π [B, T] of given tokens in nats, anything else)."""

@@ -14,7 +14,7 @@ EXPERTS = {"gate_up": ("mlp.experts.gate_up_proj",), "down": ("mlp.experts.down_
 
 
 def matrices(has_experts: bool) -> dict[str, tuple[str, ...]]:
-    """Matrix of a decoder layer -> the modules that are cast together as this matrix."""
+    """Matrix of a decoder layer by which an engine multiplies, such as qkv -> the modules that are cast together as it."""
     return FUSED | EXPERTS if has_experts else FUSED
 
 

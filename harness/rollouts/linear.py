@@ -73,7 +73,7 @@ class EngineMatrix(NamedTuple):
 
 
 class Arithmetic:
-    """The casts and products of one precision, for the linear layers of the embedded engine."""
+    """Casts weights and inputs to one precision, and multiplies them, for the linear layers of the embedded engine."""
 
     def __init__(self, precision: PrecisionConfig):
         self.weights, self.activations = precision.weights, precision.activations

@@ -80,7 +80,7 @@ class PrefixCache:
         self.before: dict[bytes, Tensor] = {}
 
     def sync(self) -> None:
-        """Note that new weights were loaded. Drops the KV of responses that were not continued since the previous load."""
+        """Note that new weights were loaded: drop the cached KV of responses that were not continued since the previous load."""
         self.before, self.running = self.running, {}
 
     def find(self, rows: History) -> list[Tensor | None]:
@@ -88,7 +88,7 @@ class PrefixCache:
         return [self._one(key) for key in rows.names()]
 
     def splits(self, history: History | None) -> bool:
-        """Whether the last place of each row must be computed separately, because the KV before it may be cached.
+        """Whether the last token of each row must be computed separately, because the KV of those before it may be cached.
 
         history: that of responses so far, or None for prompts alone.
         """

@@ -16,12 +16,12 @@ class Recorded(NamedTuple):
     """Records of how an engine sampled B responses, which a forward pass replays."""
 
     routes: Routes | None = None
-    """Experts that a forward pass takes; None if each pass chooses its own."""
+    """Experts that a forward pass takes for each token; None if each pass chooses its own."""
     support: Tensor | None = None
     """Tokens over which a pass renormalises π, [B, T, ⌈V/8⌉] uint8 as `pack` makes it, 0 after the end; None: all tokens."""
 
     def of(self, rows: Any) -> Recorded:
-        """Records of the responses `rows`, which may be any index of the first dimension."""
+        """What the engine recorded of the responses `rows`, which may be any index of the first dimension."""
         return self.map(lambda part: part[rows])
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Recorded:
@@ -44,12 +44,12 @@ def pack(support: Tensor) -> Tensor:
 
 
 def unpack(bits: Tensor, vocabulary: int) -> Tensor:
-    """Unpack the bits that `pack` made to a mask [..., V] bool."""
+    """Unpack bits [..., ⌈V/8⌉] uint8 to a mask of tokens [..., V] bool: token v is bit v % 8 of byte v // 8."""
     return (bits[..., None] >> _places(bits) & 1).flatten(-2)[..., :vocabulary].bool()
 
 
 def sizes(bits: Tensor) -> Tensor:
-    """Number of tokens in each mask that `pack` made, [...] int64, counted without unpacking the bits."""
+    """Number of tokens in each packed mask [..., ⌈V/8⌉], [...] int64, counted without unpacking the bits."""
     counts = [(bits >> place & 1).sum(-1, dtype=torch.int64) for place in range(8)]
     return torch.stack(counts).sum(0)
 

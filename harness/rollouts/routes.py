@@ -39,15 +39,15 @@ class Routes(NamedTuple):
 
     @classmethod
     def cat(cls, parts: list[Routes]) -> Routes:
-        """Concatenate the rows of several `Routes`."""
+        """Concatenate routes (the experts chosen for each token) of several batches along their rows."""
         return cls(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
     def layer(self, number: int) -> Routes:
-        """Routes of layer `number`, with rows and places flattened to [B·L, ...]. `stack` is the inverse."""
+        """Experts chosen in layer `number`, with rows and token positions flattened to [B·L, ...]."""
         return self.map(lambda part: part[:, :, number].flatten(0, 1))
 
     def of(self, rows: Any, places: Any = slice(None)) -> Routes:
-        """Routes of rows `rows` at token positions `places`. Both may be any index of their dimension."""
+        """Experts chosen for rows `rows` at token positions `places`. Both may be any index of their dimension."""
         return self.map(lambda part: part[rows][:, places])
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Routes:

@@ -82,7 +82,7 @@ class _Answer:
         self.environment += [environment] * len(tokens)
 
     def ask(self, task: EnvironmentTask) -> None:
-        """Append the environment's reply to the present turn, or end the answer if it is complete or no turn is left."""
+        """Append the environment's reply to the policy's present turn, or end the answer if it is complete or no turn is left."""
         last = self.tokens[-1]
         reply = task.reply(self.tokens[self.start :]) if last in task.pauses else []
         if reply and self.turn + 1 < task.turns:

@@ -121,7 +121,7 @@ class VllmEngine(RolloutEngine):
         self.llm.llm_engine.engine_core._finalizer.detach()
 
     def _options(self, kv_cache_gib: float) -> dict[str, Any]:
-        """Arguments with which vLLM is started."""
+        """Arguments with which the vLLM engine of this process is started."""
         options = {
             "load_format": "dummy",
             "skip_tokenizer_init": True,

@@ -19,9 +19,9 @@ LARGEST_TOP_K, TIES = 1000, 32
 
 
 def support(samples: list[Any], length: int, vocabulary: int, ranked: int) -> Tensor:
-    """Make `Rollout.support`, the tokens that top_p and top_k left, from the `ranked` most probable tokens that vLLM reports.
+    """Packed masks of the tokens that top_p and top_k left, made from the `ranked` most probable tokens that vLLM reports.
 
-    Tokens of finite log-probability are left. Raises UserError if all reported ones are, since there may then be more.
+    Those have a finite log-probability. Raises UserError if all reported ones have one, since there may then be more.
     """
     rows = []
     for sample in samples:
@@ -39,7 +39,7 @@ def support(samples: list[Any], length: int, vocabulary: int, ranked: int) -> Te
 
 
 def expert_ids(samples: list[Any], prompts: Tensor, length: int, shape: PretrainedConfig) -> Tensor:
-    """Make `Rollout.expert_ids` from vLLM's experts [tokens, layers, k] of each response. Raises RuntimeError on other shapes."""
+    """The k experts that vLLM chose, [B, P + T − 1, layers, k], for each token it read. Raises RuntimeError on other shapes."""
     width = prompts.shape[1]
     ids = Routes.unrouted(
         len(samples), width + length - 1, shape.num_hidden_layers, shape.num_experts_per_tok, expert_count(shape), prompts.device

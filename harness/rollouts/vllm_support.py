@@ -119,7 +119,7 @@ def remove_stale_segments(rank: int) -> None:
 
 
 def can_sleep() -> bool:
-    """Whether vLLM can lend its memory between rollouts."""
+    """Whether vLLM can lend its GPU memory to the trainer between rollouts."""
     return this_machine().gpu_sleep
 
 

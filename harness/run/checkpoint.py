@@ -33,7 +33,7 @@ from harness.train.ranks import Ranks, lost_a_rank
 
 
 class Loaded(NamedTuple):
-    """Content of a checkpoint besides the models: the state of the run, and rollouts that were sampled ahead."""
+    """Content of a run's checkpoint besides the models: the state of the run, and rollouts that were sampled ahead."""
 
     state: State
     rollouts: dict[str, Tensor]

@@ -92,7 +92,7 @@ class Run:
         track.event(step, role, name, event)
 
     def resume(self) -> int:
-        """Load the newest undamaged checkpoint, if there is one. Returns the step to continue with."""
+        """Load the run's newest undamaged checkpoint, if there is one. Returns the RL step to continue with."""
         loaded = checkpoint.load(self.folder, self.ranks, self.trainer.models)
         if loaded is None:
             return 0
@@ -103,7 +103,7 @@ class Run:
         return state.step
 
     def save(self, step: int) -> None:
-        """Save a checkpoint. step: the number of steps done, which is the next step to train."""
+        """Save a checkpoint of the run. step: the number of RL steps done, which is the next step to train."""
         updates, tensors = self.trainer.state()
         state = {"step": step, "updates": updates, **self.detectors.state()}
         checkpoint.save(self.folder, self.ranks, self.trainer.models, state, tensors, self.config.checkpoint.keep)
@@ -151,7 +151,7 @@ def _train_in(folder: RunFolder, plan: Plan, ranks: Ranks) -> str:
 
 
 def _end_by(error: Exception) -> dict[str, Any]:
-    """Return the state of a run that ends with this error, and the error's message."""
+    """Return (state in which a run ends by this error, such as failed or interrupted; the error's message)."""
     state = "interrupted" if isinstance(error, Unavailable) else "failed"
     return {"state": state, "error": str(error) or type(error).__name__}
 

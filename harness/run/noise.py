@@ -18,7 +18,7 @@ VERSIONS = 16
 ROUNDS = 8
 """Maximum number of iterations of the search for the noise level."""
 CLOSE = 1.02
-"""Factor within which two values of the mismatch K3 count as equal."""
+"""Factor within which the K3 of synthetic noise and that of a run's rollouts count as equal, which ends the search."""
 
 
 def matching_noise(checkpoint: Checkpoint, prompts: int = 64) -> tuple[float, float, float]:

@@ -62,7 +62,7 @@ class Tracker:
             self._guarded(lambda: self._run.alert(title=f"collapse: {detector}", text=text, level="WARN"))
 
     def finish(self, exit_code: int, **summary: Any) -> None:
-        """Close the W&B run, with the outcome of the training run."""
+        """Close the W&B run, with the outcome of the training run in its summary."""
         if self._run is not None:
             self._guarded(lambda: self._run.summary.update(summary))
         if self._run is not None:

@@ -53,7 +53,7 @@ class Chain:
         return (body[:, 2] - body[:, 0] - self.config.length * body[:, 1]) % self.cycle
 
     def reward(self, prompts: np.ndarray, answers: np.ndarray) -> np.ndarray:
-        """Rewards, float64 [N]: 1.0 for a right answer [N, answer_length], else 0.0. An answer may contain any token."""
+        """Rewards of walks, float64 [N]: 1.0 if every move is right and the goal is met, else 0.0. Answers may hold any token."""
         m, length = self.config.modulus, self.config.length
         start, step = prompts[:, 1], prompts[:, 2]
         if not self.moves:

@@ -23,7 +23,7 @@ class ReasoningGym(Text):
     config: ReasoningGymConfig
 
     def load(self, split: str) -> list[dict[str, Any]]:
-        """Records of the generated items of the split `train` or `held_out`, in the form that `Text.load` returns."""
+        """Records (dicts with a `prompt`) of the items generated for the split `train` or `held_out`."""
         items = different_items(self.config)
         return items[: self.config.train] if split == "train" else items[self.config.train :]
 
@@ -63,7 +63,7 @@ def _dataset(config: ReasoningGymConfig, size: int) -> Any:
 def verify(response: str, record: dict[str, Any]) -> float:
     """Score from 0 to 1 that the record's data set gives the response: the text in its last <answer> tag, or else all of it.
 
-    Blanks around that answer do not count.
+    White space around the answer does not count.
     """
     from reasoning_gym.utils import extract_answer
 

@@ -29,7 +29,7 @@ class Assembler:
         self.penalty, self.estimate = RewardPenalty(plan.config), AdvantageEstimator(plan.advantage, critic)
 
     def __call__(self, responses: Responses, scores: Scores) -> tuple[TrainingBatch, dict[str, Tensor]]:
-        """Return (the training batch of a step, metrics of the reward shaping and of the KL penalty)."""
+        """Return (a step's training batch with advantages, metrics of the reward shaping and of the KL penalty)."""
         rollout = responses.rollout
         shaped, metrics = (responses, {}) if self.shaping is None else self.shaping(responses)
         penalty, of_penalty = self.penalty(scores.old, scores.reference, rollout.mask)

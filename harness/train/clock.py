@@ -16,7 +16,7 @@ class Clock:
         self.restart()
 
     def restart(self) -> None:
-        """Start a new step: forget all measured phases."""
+        """Start to time a new training step: forget all measured phases."""
         self.began = time.perf_counter()
         self.seconds: dict[str, float] = {}
         self.sampled_tokens = 0

@@ -79,7 +79,7 @@ class Evaluator:
         return reward.reshape(-1, self.config.samples)
 
     def probe(self, version: int) -> dict[str, float]:
-        """Metrics of the mismatch of each precision of evaluation.probe with the actor's weights (`Probes.measure`)."""
+        """Mismatch metrics of each precision in evaluation.probe, when it samples with the actor's weights."""
         return self.probes.measure(version, self.prompts, self._uniforms(self.prompts))
 
     def _uniforms(self, prompts: Tensor) -> Tensor:
@@ -97,5 +97,5 @@ def summary(rewards: np.ndarray) -> dict[str, float]:
 
 
 def mean(rewards: np.ndarray) -> float:
-    """Mean of all rewards [P, samples]."""
+    """Mean of all rewards [P, samples], for P prompts with `samples` responses each."""
     return float(rewards.ravel().mean())

@@ -40,7 +40,7 @@ class TrainingForward:
 
     @torch.no_grad()
     def __call__(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> Tensor:
-        """Return log π_θ [B, T] of a mini-batch in nats, without gradient. replay: see `Actor.logp`. Every rank must call it."""
+        """Return log π_θ [B, T] of a mini-batch in nats, without gradient. replay: experts to take. Every rank must call it."""
         logp = torch.zeros(tokens.shape, device=tokens.device)
         for rows in self.micro_batches(prompts, tokens):
             logp[rows] = self.actor.logp(prompts[rows], tokens[rows], None if replay is None else replay.of(rows))[0]

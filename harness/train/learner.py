@@ -152,7 +152,7 @@ class Learner:
         return (forward if rows.batch.logp_old is None else _from_old(forward, rows)), entropy
 
     def diagnose(self, made: TrainingBatch, logp: Tensor, step: int) -> dict[str, Tensor]:
-        """Metrics of the mismatch and of the correction.
+        """Metrics of a step's mismatch between trainer and engine, and of the correction applied to it.
 
         Statistics of filters, probabilities and positions are added every diagnostics.every steps. logp: log π_θ from
         `update`; it replaces a π_old that was not scored. With correction.ratio=current the correction of π_old/μ is not the

@@ -37,7 +37,7 @@ def trained_metrics(rows: Rows, spec: Correction, *, complete: bool) -> dict[str
 
 
 def correction_metrics(rows: Rows, spec: Correction, *, complete: bool) -> dict[str, Tensor]:
-    """Metrics of a correction, from the rows of `correct_with_diagnostics`. complete: with the statistics of its filters."""
+    """Metrics of a correction, from its diagnostics per response. complete: with the statistics of its filters."""
     weights = finish_weights(rows, spec) if spec.weight.level else {}
     return finish_applied(rows) | weights | (finish_filters(rows, spec) if complete else {})
 

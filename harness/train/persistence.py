@@ -21,7 +21,7 @@ from harness.train.sampler import Sampler
 from harness.train.scorer import Scorer
 
 LAGS = (1, 5, 20)
-"""Syncs of the weights after which the log ratios of a window's responses are measured again."""
+"""Numbers of syncs of the weights after which the log ratios of the same responses are measured again."""
 
 
 class Persistence:

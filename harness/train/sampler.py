@@ -112,7 +112,7 @@ class Sampler:
         return describe(responses, self.version, self.task.stop)
 
     def rest(self) -> None:
-        """Lend the engine's memory to the actor until the next `load_weights`."""
+        """Lend the rollout engine's device memory to the actor until new weights are loaded."""
         self.engine.sleep()
 
     def state(self) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The learning rate of each optimizer step."""
+"""The learning rate of each optimizer step: warm-up, then constant, linear, cosine or inverse square root."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Scorer:
             self._unloaded = version
 
     def score(self, responses: Responses, order: list[Tensor]) -> Scores:
-        """Log-probabilities of responses under π_old, the policy before the step, and π_ref. order: rows of each mini-batch."""
+        """Log-probabilities of responses under π_old (before the step) and a KL term's π_ref. order: rows of each mini-batch."""
         rollout, scoring = responses.rollout, self.config.actor.scoring
         old = forward_old = None
         replay = replay_old = self.replayed(rollout)
@@ -120,7 +120,7 @@ class Scorer:
         return logp
 
     def route_forward(self, responses: Responses, order: list[Tensor]) -> tuple[Tensor, Routes]:
-        """Return (log π_old [B, T] by the training forward, its routes), for a mixture that chooses its own experts."""
+        """Return (log π_old [B, T] in nats by the training forward, the experts that it chose), for replay while π_θ trains."""
         tokens, parts = responses.rollout.tokens, []
         logp, replay = torch.zeros(tokens.shape, device=tokens.device), self.recorded(responses.rollout)
         first = order[: self.config.actor.num_minibatches]

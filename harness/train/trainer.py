@@ -87,7 +87,7 @@ class Trainer:
 
     @property
     def models(self) -> dict[str, Saved]:
-        """The models of a checkpoint, by the names of their folders. Each is saved with its optimizer."""
+        """The models that a checkpoint holds (actor, perhaps critic), by folder name. Each is saved with its optimizer."""
         return {"actor": self.actor} | ({"critic": self.critic} if self.critic is not None else {})
 
     def state(self) -> tuple[int, dict[str, Tensor]]:
@@ -97,7 +97,7 @@ class Trainer:
         return self.learner.updates, self.sampler.state() | own | self.assemble.penalty.state()
 
     def restore(self, updates: int, tensors: dict[str, Tensor]) -> None:
-        """Restore the number of optimizer steps and the tensors that `state` returned."""
+        """Restore the number of optimizer steps, and the tensors (such as waiting rollouts) that a checkpoint kept."""
         self.learner.updates = updates
         tensors = {name: tensor.to(device()) for name, tensor in tensors.items()}
         for prefix, part in ((PERSISTENCE, self.persistence), (ENGINE, self.sampler.engine)):

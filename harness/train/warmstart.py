@@ -35,7 +35,7 @@ HELD_OUT = 0.25
 
 
 class Start(NamedTuple):
-    """Starting point of RL: the policy, and the prompts, [N, P] int64 each, for training and for evaluation."""
+    """Starting point of RL: the policy `net`, and the prompts, [N, P] int64 each, for training and for evaluation."""
 
     net: PreTrainedModel
     train: Tensor
@@ -61,7 +61,7 @@ class WarmStart(NamedTuple):
 
 
 def start(config: Config, task: Task) -> Start:
-    """Return the starting point of RL: a pretrained model, or a warm start. Raises UserError on a task that does not suit it."""
+    """Policy and prompts from which RL starts: pretrained, or after supervised training. Raises UserError without prompts."""
     if isinstance(config.model, HubConfig):
         if not isinstance(task, TextTask):
             raise UserError(f"task={config.task.name}: lacks the prompts `train` and `held_out`, which model=hub needs")

@@ -44,7 +44,7 @@ class _Started(NamedTuple):
 
 
 class Pool:
-    """Pool of the processes of a sweep's runs on one machine. job: name of the job for the ledger."""
+    """Executes a sweep's runs on one machine, a forked process each. job: name that the sweep's log of events gives their job."""
 
     def __init__(self, sweep: Sweep, parallel: int, job: str):
         os.environ["OMP_NUM_THREADS"] = "1"  # the forked runs inherit it
@@ -86,7 +86,7 @@ class Pool:
             time.sleep(0.02)
 
     def settle(self) -> None:
-        """Write the ends of finished processes into the ledger."""
+        """Write the ends of the processes of finished runs into the sweep's log."""
         for run, started in list(self.running.items()):
             if started.process.is_alive():
                 continue

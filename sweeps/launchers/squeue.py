@@ -20,7 +20,7 @@ LIVE |= {"RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED"}
 
 
 class Job(NamedTuple):
-    """A task of a Slurm array. batch, number: place of the task in the sweep's batches. reason: why the task waits."""
+    """A task of a Slurm array. batch, number: file of the sweep and its entry that list the task's runs. reason: why it waits."""
 
     id: str
     state: str
@@ -84,7 +84,7 @@ def jobs_by_run(sweep: Sweep, tasks: list[Job]) -> dict[str, Job]:
 
 
 def merge_states(sweep: Sweep, states: dict[str, RunState], tasks: list[Job]) -> dict[str, RunState]:
-    """Correct the ledger's states by Slurm's jobs `tasks`: add why runs wait, and mark runs whose job ended without an entry."""
+    """Correct states from a sweep's log by Slurm's jobs `tasks`: why runs wait, and which ended with no entry in the log."""
     by_run = jobs_by_run(sweep, tasks)
     corrected = {}
     for run, state in states.items():

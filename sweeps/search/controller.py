@@ -218,7 +218,7 @@ class Controller:
         return result | {"winner": self.spec.values(best.params), "searched": searched, "fresh": fresh}
 
     def _finish(self, runs: list[str]) -> dict[str, Any]:
-        """Wait for the winner's runs on fresh seeds. Returns their score, and the number of them that collapsed."""
+        """Wait for the runs of the best trial on fresh seeds. Returns their score, and the number of them that collapsed."""
         while unfinished := self.runs.unfinished(runs):
             if self.runs.refresh() and (error := self.runs.resubmit(unfinished)):
                 raise UserError(f"{error}; the winner was not confirmed")

@@ -41,7 +41,7 @@ class CollapsePruner(optuna.pruners.BasePruner):
         self.fraction, self.patience = fraction, patience
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
-        """Whether to end the trial early, by the rule of the class. A report of NaN counts as low."""
+        """Whether to end the trial: its last `patience` reports are below `fraction` of its best. NaN counts as low."""
         reports = [value for _, value in sorted(trial.intermediate_values.items())]
         recent, best = reports[-self.patience :], max(reports, default=0.0)
         return len(reports) > self.patience and all(not value >= self.fraction * best for value in recent)

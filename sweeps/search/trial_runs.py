@@ -30,17 +30,17 @@ class Score(NamedTuple):
 
 
 class TrialRuns:
-    """Runs of all trials of a search. Call `refresh` before reading their states."""
+    """Submits the runs of a search's trials, and reads their states and scores. Call `refresh` before reading states."""
 
     def __init__(self, sweep: Sweep, executor: Executor):
         self.sweep, self.executor = sweep, executor
         self.states: dict[str, RunState] = {}
         self.live: set[str] = set()
-        """Runs that were waiting or under way at the last call of `refresh`."""
+        """Runs of the search's trials that were waiting or under way when states were last read."""
         self.retries: dict[str, int] = {}
 
     def refresh(self) -> bool:
-        """Update `states` and `live` from ledger and executor. Returns False, and prints why, if Slurm does not answer."""
+        """Read the states of all runs, and which are `live`. Returns False, and prints why, if Slurm does not answer."""
         self.sweep.lock.check_there()
         try:
             self.states, self.live = self.executor.look()

@@ -34,7 +34,7 @@ MOST = 400
 ALARMS = ("collapse", "warning", "all_rejected")
 """Kinds of a run's events that are shown as alarms."""
 LOST = ("failed", "interrupted", "cancelled")
-"""States found only in the ledger: the run's process died before it could write them to its folder."""
+"""States found only in the sweep's log: the run's process died before it could write them to its folder."""
 
 
 class Evaluated(NamedTuple):
@@ -135,7 +135,7 @@ class Followed:
 
     @property
     def left(self) -> int:
-        """Number of steps that the run has still to do; 0 once it has ended."""
+        """Number of RL steps that the run still has to do; 0 once it has ended."""
         return 0 if self.state in (*FINISHED, *LOST, "unreadable") else max(0, self.steps - self.step)
 
 
@@ -160,7 +160,7 @@ class Follower:
 
     @property
     def arms(self) -> list[str]:
-        """Names of the arms, with the finest rollout precision first."""
+        """Names of the sweep's arms (runs alike but for the seed), with the finest rollout precision first."""
         by_name = {str(arm): arm for arm in self.names.values()}
         return sorted(by_name, key=lambda name: (coarseness(by_name[name].precision), name))
 
@@ -269,7 +269,7 @@ class Follower:
                 self.ended_at[name] = _finite(event.get("time")) or 0.0
 
     def _apply_ledger(self, run: Followed) -> None:
-        """Take the run's state from the ledger if that is newer: cancelled, or ended before the process wrote its folder."""
+        """Take a run's state from the sweep's log if that is newer: cancelled, or ended before the process wrote its folder."""
         known = self.ledger_states.get(run.name)
         if known and known.state in LOST and run.state not in FINISHED and self.ended_at[run.name] >= run.time:
             if (known.state, known.error) != (run.state, run.error):

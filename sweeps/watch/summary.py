@@ -1,4 +1,4 @@
-"""Summary of a running sweep: counts, pace and time left, a row per arm, alarms, failures and their logs."""
+"""Summary of a running sweep: counts, pace, time left, a row per arm (runs alike but for the seed), alarms, failures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ORDER = ("queued", "running", "preempted", "done", "collapsed", "failed", "inter
 
 
 class ArmState(NamedTuple):
-    """One arm of a sweep: its runs by state, steps done and in all, mean of its runs' last rewards, median of their last K3."""
+    """State of runs alike but for the seed: their number by state, steps done and in all, mean last reward, median last K3."""
 
     name: str
     mark: Mark

@@ -1,4 +1,4 @@
-"""Terminal view of a running sweep, for use over SSH: arms with their progress and curves, alarms, failures, time left."""
+"""Terminal view of a running sweep, for use over SSH: progress and reward curves by arm, alarms, failures, time left."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 24
 """Width of a curve in characters."""
 ROWS, EACH = 30, 6
-"""Maximum number of arms shown, those with runs under way first, and maximum number of alarms and of failures."""
+"""Maximum number of arms (runs alike but for the seed) shown, those under way first, and of alarms and of failures."""
 
 
 def watch_in_terminal(follower: Follower, console: Console | None = None) -> None:

@@ -54,7 +54,7 @@ def draws(counts: tuple[int, ...]) -> list[np.ndarray]:
 
 
 def interval(name: str, values: np.ndarray) -> dict[str, float]:
-    """95 % bootstrap interval of a statistic, as `<name> low` and `<name> high`. values: the statistic in each resample.
+    """95 % bootstrap interval of a statistic as a dict, `<name> low` and `<name> high`. values: the statistic by resample.
 
     Both are NaN if more than 2.5 % of the values are: with two or three batches a resample often holds only one batch.
     """

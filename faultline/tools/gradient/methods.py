@@ -1,4 +1,4 @@
-"""The gradient estimators that `faultline gradient` compares: losses x corrections, and families of corrections by bound."""
+"""The gradient estimators that `faultline gradient` compares: losses x corrections, and kinds of correction by bound."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def methods(
     own: PluginConfig | None = None,
     along: tuple[Family, ...] = ALONG,
 ) -> list[Method]:
-    """List the estimators: the exact sequence weight, every loss with every correction, and pg at each bound of families `along`.
+    """List the estimators: exact sequence weight, every loss with every correction, and pg with kinds `along` at each bound.
 
     own: the loss of a run with its parameters. Other losses have the parameters of their config files. Raises UserError on a
     loss and a correction that count a ratio twice, and on an unknown name.

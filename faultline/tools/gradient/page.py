@@ -21,7 +21,7 @@ from faultline.tools.gradient.methods import EXACT
 from harness.files import output_folder, write_file
 
 NEAR = (0.015, 0.03)
-"""Shares of the figure's width and height within which the points of two methods count as one."""
+"""Shares of the figure's width and height within which the points of two gradient estimators count as one."""
 SIDES = (((3, 3), "left", "bottom"), ((-3, 3), "right", "bottom"), ((3, -3), "left", "top"), ((-3, -3), "right", "top"))
 """Places of a label beside its point: offset in typographic points, horizontal and vertical alignment."""
 RING = HUES["nvfp4_w4a4"]
@@ -56,7 +56,7 @@ def answer(table: pd.DataFrame) -> list[str]:
 
 
 def _closest(table: pd.DataFrame) -> pd.Series:
-    """Return the row of the method with the smallest rmse. Families along bounds and the exact weight are left out."""
+    """Return the row of the gradient estimator with the smallest rmse, without the exact weight and points along a bound."""
     named = table[table.family.isna() & (table.method != EXACT)]
     return named.iloc[int(np.nanargmin(named.rmse))]
 
@@ -69,7 +69,7 @@ def shown(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def present(table: pd.DataFrame, title: str, note: str, out: Path) -> Path:
-    """Print the named methods and write gradient.html and gradient.csv into `out`. Returns the page's path."""
+    """Print the named gradient estimators, and write gradient.html and gradient.csv into `out`. Returns the page's path."""
     show(title, shown(table[table.family.isna()]))
     print(*answer(table), sep="\n")
     out = output_folder(out)
@@ -79,7 +79,7 @@ def present(table: pd.DataFrame, title: str, note: str, out: Path) -> Path:
 
 
 def present_paired(table: pd.DataFrame, title: str, note: str, out: Path) -> Path:
-    """Print each method's comparison with no correction, and write paired.csv into `out`. Returns the path of the file."""
+    """Print each gradient estimator's comparison with no correction, and write paired.csv into `out`. Returns its path."""
     rows = [
         {
             "method": row["method"],
@@ -96,7 +96,7 @@ def present_paired(table: pd.DataFrame, title: str, note: str, out: Path) -> Pat
 
 
 def _spread(row: dict[str, Any], name: str, form: str) -> str:
-    """Format a statistic of a row, with its interval in brackets if it has one."""
+    """Format the statistic `name` of a row, with its 95 % interval in brackets if it has one."""
     low, high = (row.get(f"{name} {end}", np.nan) for end in ("low", "high"))
     return f"{row[name]:{form}}" + ("" if np.isnan(low) else f" [{low:{form}}, {high:{form}}]")
 
@@ -112,7 +112,7 @@ def _page(table: pd.DataFrame, title: str, note: str) -> str:
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Draw bias against standard deviation: a numbered point per method, and a line per family of corrections along its bound."""
+    """Draw bias against sd of gradient estimators: a numbered point each, and a line per kind of correction along its bound."""
     figure, ((axis,),) = subplots(1, 1, 6.0)
     values: list[Annotation] = []
     for i, (family, part) in enumerate(table.dropna(subset="family").groupby("family", sort=False)):

@@ -1,4 +1,4 @@
-"""The network whose policy gradient `faultline gradient` computes."""
+"""The network whose policy gradient `faultline gradient` computes: in fp32, for all parameters or those of the last blocks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Below(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Responses as `GradientPolicy` reads them. below: results of the blocks without a gradient, None if all blocks have one."""
+    """Responses for which a gradient is computed. below: results of the blocks without a gradient, None if all have one."""
 
     layout: Layout
     below: Below | None

@@ -1,1 +1,1 @@
-"""`faultline replay`: compute the effect of each correction, at each threshold, on a dumped batch."""
+"""`faultline replay`: compute the effect of each correction, at each threshold, on sampled responses that a run dumped."""

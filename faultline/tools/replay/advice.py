@@ -1,4 +1,4 @@
-"""Proposed bounds of corrections: one per family, with an interval over resampled prompts and a verdict on it."""
+"""Proposed bounds for a dump: one per kind of correction, with an interval over resampled prompts and a verdict on it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ADVISED = (
 )
 RESAMPLES = 200
 GROUPS = 1000
-"""Number of groups into which a dump's prompts are divided. Groups are resampled whole, so a larger dump takes no longer."""
+"""Number of groups of prompts that the bootstrap resamples whole, so that a larger dump takes no longer."""
 HEAVY = 0.7
 """Pareto k above which the mean and ESS of untruncated importance weights cannot be estimated (arXiv 1507.02646, 3.2.1)."""
 FEWEST = 10
@@ -44,9 +44,9 @@ class Target(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """Bounds of corrections proposed for a dump.
+    """Bounds of corrections that are proposed for a dump of sampled responses.
 
-    bounds: a row per family of corrections.
+    bounds: a row per family of corrections, which differ only in their bound, such as token truncation.
     intervals: metric of the mismatch -> its 95 % interval, from `MismatchSums.intervals`; empty for a single sample.
     samples: number of samples (prompts or responses) that were resampled.
     by_prompt: whether a sample is a prompt with all its responses. In a dump without a column `group`, it is one response.
@@ -59,7 +59,7 @@ class Advice(NamedTuple):
 
 
 class _Entries(NamedTuple):
-    """Sums over a family's units, an entry per group of samples and bin. Bin k has the units inside bound k, not k − 1."""
+    """Sums over tokens or responses, an entry per group of samples and bin. Bin k has those inside bound k, not k − 1."""
 
     group: np.ndarray
     bin: np.ndarray
@@ -83,7 +83,7 @@ class Advisor:
         self.samples, self.by_prompt = 0, True
 
     def add(self, responses: DumpedResponses) -> None:
-        """Add one batch of responses. A response without tokens is not a sample."""
+        """Add one batch of responses to the data for the proposed bounds. A response without tokens is not a sample."""
         tokens = FlatTokens(responses)
         present = tokens.count > 0
         number = np.zeros(len(present), dtype=np.int64)
@@ -154,7 +154,7 @@ class Advisor:
         return _merged(_Entries(*(np.concatenate([part[i] for part in parts], axis=-1) for i in range(3))))
 
     def _place(self, family: Family, sums: np.ndarray, floor: int) -> int | None:
-        """Index in DEFAULT of the bound to propose; None if none is needed or none reaches the target.
+        """Index, in the grid of bounds DEFAULT, of the bound to propose; None if none is needed or none reaches the target.
 
         floor: least index of a filter."""
         curve = _curve(family, sums)
@@ -167,7 +167,7 @@ class Advisor:
         return max(int(good[0]), floor) if len(good) else None
 
     def _unneeded(self, family: Family, curve: _Curve) -> str:
-        """Reason why the family needs no bound, else "": the ESS target is met without one, or the least keeps enough tokens."""
+        """Reason why a kind of correction needs no bound, else "": ESS suffices without one, or the least keeps enough tokens."""
         if family.action == "truncate":
             return f"ESS {curve.ess[-1]:.3f} without" if curve.ess[-1] >= self.target.ess else ""
         return f"the smallest keeps {curve.kept[0]:.2%} of the tokens" if curve.kept[0] >= self.target.kept else ""
@@ -179,7 +179,7 @@ class _Curve(NamedTuple):
 
 
 def _merged(entries: _Entries) -> _Entries:
-    """Merge the entries that have the same group and bin into one, by adding their sums."""
+    """Add up the sums of entries with the same group of prompts and the same bin of bounds."""
     key = entries.group.astype(np.int64) * (len(DEFAULT) + 1) + entries.bin
     unique, inverse = np.unique(key, return_inverse=True)
     group, bins = np.divmod(unique, len(DEFAULT) + 1)
@@ -187,13 +187,13 @@ def _merged(entries: _Entries) -> _Entries:
 
 
 def _binned(entries: _Entries, draw: np.ndarray | None) -> np.ndarray:
-    """Sums of the entries per bin, [3, bins]: over all samples, or over a resample that contains group i draw[i] times."""
+    """Sums by bin between bounds, [3, bins]: over all samples, or over a resample that contains group i draw[i] times."""
     times = 1.0 if draw is None else draw[entries.group].astype(np.float64)
     return np.stack([np.bincount(entries.bin, weights=times * part, minlength=len(DEFAULT) + 1) for part in entries.sums])
 
 
 def _curve(family: Family, sums: np.ndarray) -> _Curve:
-    """Share of tokens kept and ESS at each bound of DEFAULT for a family of corrections. sums: per bin, [3, bins]."""
+    """Share of tokens kept, and ESS, at each bound in DEFAULT. sums [3, bins]: Σ n, Σ n·ρ, Σ n·ρ² of n tokens between bounds."""
     inside = np.cumsum(sums, axis=1)[:, :-1]
     tokens = sums[0].sum()
     if family.action == "truncate":
@@ -207,7 +207,7 @@ def _curve(family: Family, sums: np.ndarray) -> _Curve:
 
 
 def _null_floor(family: Family, null: Thresholds | None) -> int:
-    """Index of the first bound at which a filter family rejects at most NULL_RATE of a control's tokens; 0 without `null`."""
+    """Index of the first bound at which a filter rejects at most NULL_RATE of a control's tokens; 0 without `null`."""
     if null is None or family.action == "truncate":
         return 0
     good = np.flatnonzero(null.metrics(null.sums[family])["kept_tokens"] >= 1 - NULL_RATE)

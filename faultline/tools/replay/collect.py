@@ -59,7 +59,7 @@ class _Sums:
     skipped: dict[str, str] = field(default_factory=dict)
 
     def add(self, batch: Batch, specs: dict[str, Correction]) -> None:
-        """Correct the responses of `batch` by each of `specs`, and add their effects to the sums by name of the correction."""
+        """Correct the responses of `batch` by each correction in `specs`, and add its effects to the sums under its name."""
         for name, spec in specs.items():
             corrected = correct(batch, spec)
             self.rows.setdefault(name, []).append(effect_rows(batch, corrected))

@@ -57,7 +57,7 @@ def _configured(path: Path) -> RunFacts:
 
 
 class Evidence:
-    """Collects the batches of a dump, then diagnoses them together."""
+    """Collects the batches of a dump, then diagnoses its log-probabilities for faults other than rounding."""
 
     def __init__(self, facts: RunFacts):
         self.facts = facts
@@ -66,7 +66,7 @@ class Evidence:
         self.seen, self.every = 0, 1
 
     def add(self, responses: DumpedResponses) -> None:
-        """Add one batch. It is skipped if the dump is too large to be diagnosed as a whole."""
+        """Add one batch of dumped responses. It is skipped if the dump is too large to be diagnosed as a whole."""
         self.seen += 1
         if (self.seen - 1) % self.every:
             return

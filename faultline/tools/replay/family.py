@@ -1,4 +1,4 @@
-"""Families of corrections. The corrections of a family differ only in their bound.
+"""Families of corrections that differ only in their bound, such as token truncations.
 
 A family computes the value of each unit and the bounds on that value. The values are those of `algos.corrections.apply`,
 computed in numpy on flat arrays. So a dump needs no padding, and all families of one level and statistic share the values. A
@@ -34,7 +34,7 @@ class Units(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """Tokens in groups. number: group of each token. size, row: tokens and response of each group, empty ones included."""
+    """Tokens in groups, such as responses. number: group of each token. size, row: tokens and response of each group."""
 
     number: np.ndarray
     size: np.ndarray
@@ -126,7 +126,7 @@ class Family(NamedTuple):
         return "-".join([self.action, self.level, *([self.statistic] if self.statistic != "ratio" else [])])
 
     def bounds(self, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Bounds (lower, upper) of the statistic at C, as a config has them; −inf for no bound."""
+        """Bounds (lower, upper) that a config gives the statistic for the threshold C; −inf for no bound."""
         none = np.full_like(c, -np.inf)
         match self.statistic:
             case "k2":
@@ -140,7 +140,7 @@ class Family(NamedTuple):
         return (none if self.action == "truncate" else 1 / c), c
 
     def at(self, c: float) -> Correction:
-        """The correction of this family with bound C, as a config has it."""
+        """The correction of this family with the bound C, as a config specifies it."""
         lower, upper = (float(bound[0]) for bound in self.bounds(np.array([float(c)])))
         settings: dict[str, Any] = {"level": self.level, "lower": None if lower == -np.inf else lower, "upper": upper}
         if self.action == "reject":
@@ -148,7 +148,7 @@ class Family(NamedTuple):
         return Correction(weight=Weight(**settings | {"action": self.action}))
 
     def units(self, tokens: FlatTokens) -> Units:
-        """Units at the family's level, with the values that its bounds limit. A response without tokens has none."""
+        """Tokens, segments or responses, by level, with the values that bounds limit. A response without tokens gives none."""
         values = tokens.statistic(self.statistic)
         if self.level == "token":
             units = Units(values, np.ones(len(values)), tokens.row)
@@ -176,7 +176,7 @@ class Family(NamedTuple):
 
 
 def families(segments: bool) -> list[Family]:
-    """List all families; those at the segment levels only if the dump has segments.
+    """List all families of corrections; those at the level of segments only if the dump has segments.
 
     Duplicates are left out: at levels token and worst_token, k2 and mult_error order the tokens as the two-sided ratio does.
     Sums that C does not scale are left out too. At levels sequence and segment, prob_diff may leave ±1, the bound at C = ∞,

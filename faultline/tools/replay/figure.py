@@ -1,4 +1,4 @@
-"""Figures of the replay page: ESS and tokens kept by each known preset, and the mean ratio by position."""
+"""Figures of the replay page: ESS and tokens kept by each known correction, and mean of π_old/μ by token position."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXAMPLE_COLOURS = {EXAMPLES["fp8"]: HUES["fp8_tensor"], EXAMPLES["bf16"]: HUES["
 
 
 def presets_figure(dumps: dict[str, list[PresetEffect]], groups: list[list[str]]) -> Figure:
-    """Draw a row of bars per setting with a bar per dump. dumps: label -> effects of presets; the first dump gives the order.
+    """Draw a row of bars per correction, one per dump. dumps: label -> effects of corrections; the first gives the order.
 
     groups: lists of presets with equal settings, which share a row. The full bar is the ESS, which the number repeats. The pale
     bar behind it is the share of tokens kept.
@@ -63,7 +63,7 @@ def presets_figure(dumps: dict[str, list[PresetEffect]], groups: list[list[str]]
 
 
 def ratio_figure(by_place: list[Mean]) -> Figure:
-    """Draw the mean ratio with two standard errors in each bin of token positions; bin b ends at token 2ᵇ."""
+    """Draw the mean of π_old/μ with two standard errors in each bin of token positions; bin b ends at token 2ᵇ."""
     figure, ((axis,),) = subplots(1, 1, 2.6)
     means = [(2**i, mean) for i, mean in enumerate(by_place) if math.isfinite(mean.mean)]
     errors = [2 * mean.error if math.isfinite(mean.error) else 0.0 for _, mean in means]

@@ -34,7 +34,7 @@ class MismatchSums:
         self.members: list[np.ndarray] = []
 
     def add(self, tokens: FlatTokens, group: np.ndarray) -> None:
-        """Add one batch. group [rows]: the group of each response."""
+        """Add one batch of responses. group [rows]: the group of each response, which the bootstrap resamples whole."""
         excess = np.expm1(np.clip(tokens.l, -tokens.bound, tokens.bound))
         terms = np.ones_like(excess), tokens.l, excess, (1 + excess) ** 2
         for sums, values in zip(self.tokens.values(), terms, strict=True):

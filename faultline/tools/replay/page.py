@@ -1,4 +1,4 @@
-"""The files of a replay: tables, one HTML page with figures, and CSV files."""
+"""The files that `faultline replay` writes: tables, one HTML page with figures, and CSV files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from faultline.tools.replay.verdict import PresetEffect, Verdict, with_null
 from harness.files import output_folder, write_file
 
 BOUNDS = (1.001, 1.01, 1.1, 1.5, 2.0, 5.0)
-"""Bounds C that are columns of the grid; the CSV file has all thresholds."""
+"""Bounds C that are columns of the page's table of ESS and kept tokens; the CSV file has all of them."""
 CURVES = ("truncate-token", "mask-token", "truncate-sequence", "mask-sequence", "reject-geometric", "reject-worst_token")
 """Families of corrections whose curves are drawn in the figure."""
 IDENTITY = (
@@ -68,7 +68,7 @@ def corrections_table(replayed: Replayed, null: Replayed | None) -> pd.DataFrame
 
 
 def grid_table(replayed: Replayed, bounds: tuple[float, ...] = BOUNDS) -> pd.DataFrame:
-    """Table with a row per family and a column per bound C: share of tokens kept, and ESS."""
+    """Table with a row per kind of correction and a column per bound C: share of tokens kept, and ESS."""
     rows = []
     for family, part in replayed.thresholds.table().groupby("family", sort=False):
         at = part.set_index("c").loc[list(bounds)]
@@ -78,7 +78,7 @@ def grid_table(replayed: Replayed, bounds: tuple[float, ...] = BOUNDS) -> pd.Dat
 
 
 def advice_table(advice: pd.DataFrame) -> pd.DataFrame:
-    """Format the table of proposed bounds."""
+    """Format the table of proposed bounds: a row per kind of correction, with interval and verdict."""
     formats = {"tokens kept": ".4f", "ESS": ".4f", "false rejections": ".2e"}
     number = lambda form: lambda value: "–" if pd.isna(value) else format(value, form)  # noqa: E731
     shown = advice.copy()
@@ -170,7 +170,7 @@ def _page(
 
 
 def _settings(by_framework: dict[str, list[str]]) -> str:
-    """Format settings, a block per framework that can be copied and pasted."""
+    """Format settings of a correction, a block for each of verl, SkyRL, TRL and Faultline that can be copied and pasted."""
     blocks = ["\n".join([f"# {name}", *lines]) for name, lines in by_framework.items()]
     return "\n\n".join(blocks)
 

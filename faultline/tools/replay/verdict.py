@@ -29,7 +29,7 @@ KNOWN = {
     "verl/decoupled_token_is": "verl, SkyRL token TIS, 2",
     "none": "no correction",
 }
-"""Preset that a verdict and its figure show -> its label."""
+"""Preset correction, such as verl's, that `faultline replay` shows in its verdict and figure -> its label there."""
 USUAL = 2.0
 """Bound C that is proposed if the data need no smaller one: the default of verl, SkyRL's token weight and Yao et al. 2025."""
 MEND_FIRST = "A correction would hide what is wrong here. Mend it, dump again, and replay."

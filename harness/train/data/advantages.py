@@ -13,7 +13,7 @@ from harness.train.data.responses import Responses
 
 
 class Values(Protocol):
-    """A critic: it estimates the value of each state of a response."""
+    """Interface of a critic, which estimates the value of the state before each token of a response."""
 
     def values(self, prompts: Tensor, tokens: Tensor) -> Tensor:
         """Estimated values V [B, T] of the states before each token. prompts: [B, P]. tokens: [B, T]."""

@@ -36,7 +36,7 @@ class RewardPenalty:
         return penalty, metrics
 
     def freeze(self) -> None:
-        """Stop adapting the coefficient, for callers that score many batches of one policy."""
+        """Stop adapting the coefficient of the KL penalty, for callers that score many batches of one policy."""
         self.kl = self.kl.model_copy(update={"target": None, "horizon": None})
 
     def state(self) -> dict[str, Tensor]:

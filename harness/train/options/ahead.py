@@ -41,13 +41,13 @@ class SampledAhead(Option):
         return self.inner.gather(self.inner.sample_share(step))
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors of the waiting rollouts, by name, for a checkpoint."""
+        """Tensors, by name, of rollouts that were sampled but not yet trained on, for a checkpoint."""
         waiting = enumerate(self.waiting)
         tensors = ((f"{i}.{name}", part) for i, rollout in waiting for name, part in rollout._asdict().items())
         return {name: part.contiguous() for name, part in tensors if part is not None}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore the waiting rollouts from the tensors that `state` returned."""
+        """Restore rollouts that were sampled but not yet trained on from the tensors of a checkpoint."""
         numbers = sorted({int(name.split(".")[0]) for name in state})
         fields = {i: {name: state.get(f"{i}.{name}") for name in Rollout._fields} for i in numbers}
         self.waiting = [Rollout(**{name: part for name, part in own.items() if part is not None}) for own in fields.values()]

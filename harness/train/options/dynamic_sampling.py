@@ -42,7 +42,7 @@ class DynamicSampling(Option):
         return groups(responses, (~informative).int().argsort(stable=True)[:wanted])
 
     def describe(self, responses: Responses) -> dict[str, Tensor]:
-        """Metrics of responses, including how their groups were chosen."""
+        """Metrics of responses, including the share of sampled groups (responses to one prompt) with all rewards equal."""
         return self.inner.describe(responses) | self.metrics
 
 
@@ -56,7 +56,7 @@ def groups(responses: Responses, index: Tensor) -> Responses:
 
 
 def joined(one: Responses, other: Responses) -> Responses:
-    """Concatenate two sets of responses: the prompts of `one`, then those of `other`."""
+    """Concatenate two sets of sampled responses with their rewards: the prompts of `one`, then those of `other`."""
     rollout = _each(lambda *parts: torch.cat(parts), one.rollout, other.rollout)
     of_prompts = {name: torch.cat([part, other.of_prompts[name]]) for name, part in one.of_prompts.items()}
     return Responses(torch.cat([one.prompts, other.prompts]), rollout, torch.cat([one.rewards, other.rewards]), of_prompts)

@@ -11,7 +11,7 @@ from harness.train.options import Option
 
 
 class SamplingMasks(Option):
-    """Option that reports the size of the sampling masks. The engine records them (`harness.build.build_engine`)."""
+    """Option that reports how many tokens top_p and top_k left at each place. The rollout engine records which."""
 
     def describe(self, responses: Responses) -> dict[str, Tensor]:
         """Metrics of responses, including the mean number of tokens that top_p and top_k left at a token position."""

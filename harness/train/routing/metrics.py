@@ -16,7 +16,7 @@ from harness.train.scorer import Scorer
 def routing_metrics(scorer: Scorer, responses: Responses, scores: Scores, order: list[Tensor]) -> dict[str, Tensor]:
     """Metrics of the experts of the old policy π_old and of the engine; {} for a dense model or without a scored π_old.
 
-    π_old is scored twice more for them: with its own experts, and with the engine's unless routing.replay has done that.
+    π_old is scored twice more for these metrics: with its own experts, and with the engine's unless routing.replay did so.
     """
     rollout, number = responses.rollout, expert_count(scorer.plan.shape)
     if not number or scores.old is None or not rollout.mask.any():
