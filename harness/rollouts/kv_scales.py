@@ -5,9 +5,9 @@ keys, and that of its values, is
 
     s = q_p(|x|)/M
 
-where M is the largest value of the cache's dtype, and q_p is the p-th percentile over the first tokens that the layer computes.
-Values above it saturate. vLLM's `calculate_kv_scales` calibrates likewise, once, in its first forward pass. Without that option
-its scale is 1.
+where M is the largest value of the cache's dtype, and q_p is the p-th percentile over the first tokens that the layer computes,
+padding excluded. Values above it saturate. vLLM's `calculate_kv_scales` calibrates likewise, once, in its first forward pass.
+Without that option its scale is 1.
 """
 
 from __future__ import annotations
@@ -44,15 +44,21 @@ class KvScales:
         if self.rule == "sync":
             self.scales = {}
 
-    def __call__(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values as the FP8 cache of a layer gives them back. Calibrates their scales if the layer has none."""
-        return self._stored(f"{layer}.k", keys), self._stored(f"{layer}.v", values)
+    def __call__(self, layer: int, keys: Tensor, values: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return keys and values [B, n, H, D] as the FP8 cache of a layer gives them back.
 
-    def _stored(self, name: str, x: Tensor) -> Tensor:
+        Calibrates their scales if the layer has none. real: mask [B, n] of the places that are no padding; None if all are. Keys
+        and values of padding alone calibrate nothing, and are stored at the scale 1.
+        """
+        return self._stored(f"{layer}.k", keys, real), self._stored(f"{layer}.v", values, real)
+
+    def _stored(self, name: str, x: Tensor, real: Tensor | None) -> Tensor:
         if self.rule == "one":
             return self.cast(x)
         if name not in self.scales:
-            sizes = x.abs().flatten()
+            sizes = (x if real is None else x[real]).abs().flatten()
+            if not len(sizes):
+                return self.cast(x)
             at = max(1, math.ceil(self.share * sizes.numel()))
             self.scales[name] = (sizes.kthvalue(at).values / self.largest).clamp(min=torch.finfo(torch.float32).tiny * 2**10)
         return self.cast(x / self.scales[name]) * self.scales[name]

@@ -436,10 +436,13 @@ class LocalEngine(RolloutEngine):
         rows, n = tokens.shape
         turn = self._turn(at, n, padding)
         hidden = self._hidden(at, n, padding)
+        real = None if padding is None else torch.arange(at, at + n, device=self.device) >= padding[:, None]
         h = self.embedding[tokens.flatten()]  # [B·n, hidden] from here on: matrix products take two dimensions fastest
         taken = []
         for i, (layer, part) in enumerate(zip(self.layers, cache, strict=True)):
-            h = self._round(h + self._attention(layer, part, self._rms(h, layer["input_layernorm"]), rows, at, turn, hidden))
+            h = self._round(
+                h + self._attention(layer, part, self._rms(h, layer["input_layernorm"]), rows, at, turn, hidden, real)
+            )
             x = self._rms(h, layer["post_attention_layernorm"])
             if self.shape.experts:
                 y, choice = layer["mixture"](x, None if replay is None else replay.layer(i))
@@ -478,14 +481,16 @@ class LocalEngine(RolloutEngine):
         at: int,
         turn: tuple[Tensor, Tensor],
         hidden: Tensor | None,
+        real: Tensor | None,
     ) -> Tensor:
+        """Output [B·n, hidden] of a layer's attention, from its input x. real: mask [B, n] of the places that are no padding."""
         n, groups = x.shape[0] // rows, self.heads // self.kv_heads
         qkv = self._linear(x, layer["qkv"]).view(rows, n, -1, self.head_dim)
         qk, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], dim=2)
         qk = self._rms(qk, layer["qk_norm"]) if self.shape.qk_norm else qk
         q, k = self._rotate(qk, *turn).split([self.heads, self.kv_heads], dim=2)
         if self.kv_scales is not None:
-            k, v = self.kv_scales(layer["number"], k, v)
+            k, v = self.kv_scales(layer["number"], k, v, real)
         keys, values = cache
         keys[:, :, at : at + n] = k.transpose(1, 2)
         values[:, :, at : at + n] = v.transpose(1, 2)

@@ -69,14 +69,20 @@ def transplant(checkpoint: Checkpoint, run: RunFolder) -> None:
 
 @contextmanager
 def parts_at(checkpoint: Checkpoint) -> Iterator[Parts]:
-    """Context manager that builds a run's trainer, sampler and other parts with the policy of a checkpoint. It writes nothing."""
+    """Context manager that builds a run's trainer, sampler and other parts with the policy of a checkpoint. It writes nothing.
+
+    The parts serve measurements, which take no optimizer step. A run with masters=kahan is therefore read on any number of ranks.
+    """
     from safetensors.torch import load_file
 
     from harness.train.data.rewards import COEF
     from harness.train.parts import build_parts
     from harness.validate import check
 
-    parts = build_parts(check(checkpoint.config))
+    config = checkpoint.config
+    if config.actor.masters == "kahan":  # needs its own number of ranks, for the sake of later optimizer steps
+        config = config.model_copy(update={"actor": config.actor.model_copy(update={"masters": "none"})})
+    parts = build_parts(check(config))
     ranks = read_state(checkpoint.folder).ranks
     for name, model in {"actor": parts.actor, "critic": parts.critic}.items():
         if model is not None:

@@ -31,7 +31,10 @@ class Saved(Protocol):
         """Write weights and optimizer state under `folder`, which every rank sees."""
 
     def load(self, folder: Path, ranks: int) -> None:
-        """Read what `save` wrote on `ranks` ranks: exactly on the same number of ranks, up to rounding on another number."""
+        """Read what `save` wrote on `ranks` ranks: exactly on the same number of ranks, up to rounding on another number.
+
+        Raises UserError on another number under masters=kahan, except at stage 0: universal checkpoints hold no compensation.
+        """
 
 
 class Actor(Saved, Protocol):

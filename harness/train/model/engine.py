@@ -121,6 +121,12 @@ class DeepSpeedModel:
 
     def _load(self, folder: Path, ranks: int) -> None:
         resharded = ranks != self.ranks.size and self.config.zero_stage > 0  # stage 0 has no shards
+        if resharded and self.config.masters == "kahan":
+            number = f"{ranks} rank" if ranks == 1 else f"{ranks} ranks"
+            raise UserError(
+                f"{folder}: actor.masters=kahan needs the compensation of each weight, which DeepSpeed does not divide anew; "
+                f"resume on {number}, as it was saved"
+            )
         if resharded and self.ranks.rank == 0:
             _reshard(folder)
         self.ranks.barrier()

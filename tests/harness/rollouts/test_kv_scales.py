@@ -9,6 +9,7 @@ from harness.errors import UserError
 from harness.models import build
 from harness.rollouts import casts
 from harness.rollouts.kv_scales import KvScales
+from harness.tasks import PAD
 from harness.validate import check
 from tests.harness.engines import loaded
 from tests.harness.rollouts.test_casts import e4m3_values, nearest
@@ -46,6 +47,37 @@ def test_a_scale_is_of_the_first_tokens_and_stale_after_a_sync_if_it_is_calibrat
         assert made(0, large, large)[0].max() == 1  # calibrated already: saturates
         made.sync()
         assert made(0, large, large)[0].max() == stored
+
+
+def test_padding_does_not_calibrate():
+    """Padding of 8 beside tokens of 1: the scale is 1/448. Padding alone leaves the calibration to the next tokens."""
+    x = torch.tensor([8.0, 8.0, 1.0]).view(1, 3, 1, 1).expand(2, 3, 1, 4)
+    real = torch.tensor([[False, False, True], [False, False, False]])
+    made = scales("first")
+    assert torch.equal(made(0, x[1:], x[1:], real[1:])[0], x[1:]) and not made.scales
+    made(0, x, x, real)
+    assert made.scales["0.k"] == made.scales["0.v"] == torch.tensor(1 / 448)
+
+
+def test_scales_do_not_depend_on_padding():
+    """A prompt alone, and beside its own first half, which is padded on the left: the keys and values are the same.
+
+    Padding is computed as token 0, whose embedding is turned here towards the first layer's largest value.
+    """
+    net = build(SHAPE, 0)
+    with torch.no_grad():
+        rows = net.model.layers[0].self_attn.v_proj.weight
+        net.model.embed_tokens.weight[0] = rows[rows.norm(dim=1).argmax()]
+    prompt = torch.randint(1, 11, (1, 6), generator=torch.Generator().manual_seed(0))
+    short = torch.full_like(prompt, PAD)
+    short[:, 3:] = prompt[:, :3]
+    nothing = torch.zeros(1, 1, dtype=torch.int64)
+    alone, padded = (loaded(net, kv_cache="fp8_e4m3", kv_scale="first") for _ in range(2))
+    alone.score(prompt, nothing)
+    padded.score(torch.cat((prompt, short)), nothing.expand(2, 1))
+    assert padded.kv_scales.scales.keys() == alone.kv_scales.scales.keys()
+    for name, scale in alone.kv_scales.scales.items():
+        torch.testing.assert_close(padded.kv_scales.scales[name], scale, rtol=1e-5, atol=0)
 
 
 def test_rows_of_zeros_are_stored_as_zeros():

@@ -1,5 +1,6 @@
 """Starts from a checkpoint of another run: the gradient laboratory and branches."""
 
+import json
 import subprocess
 import sys
 
@@ -19,6 +20,19 @@ from harness.validate import check
 from sweeps.branch import branch, overridden
 
 pytestmark = pytest.mark.slow
+
+
+def test_a_run_with_kahan_summation_is_measured_on_any_number_of_ranks(tiny):
+    """Saved on one rank; its state then names two, as after a run on two ranks. A resume would need two."""
+    config = tiny("actor.dtype=bf16", "actor.masters=kahan", "actor.zero_stage=1", "actor.scoring=forward", "steps=1")
+    train(config)
+    found = find(config.path)
+    with parts_at(found) as parts:
+        expected = {name: weight.sum().item() for name, weight in parts.actor.weights()}
+    saved = json.loads((found.folder / "state.json").read_text())
+    (found.folder / "state.json").write_text(json.dumps(saved | {"ranks": 2}))
+    with parts_at(found) as parts:
+        assert expected == {name: weight.sum().item() for name, weight in parts.actor.weights()}
 
 
 def test_a_checkpoint_of_a_real_run(tiny, tmp_path):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from harness.errors import UserError
 from harness.models import build
 from harness.train.model.actor import DeepSpeedActor
 from harness.train.model.masters import keep_in_bf16, stochastic_bf16
@@ -94,6 +95,19 @@ def test_every_stage_keeps_the_grid_and_resumes_to_the_bit(stage, rule, tmp_path
     assert trained(other, range(2, 4)) == expected
     for (_, a), (_, b) in zip(actor.weights(), other.weights(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_kahan_summation_is_not_resharded(tmp_path):
+    """DeepSpeed's universal checkpoint holds AdamW's two moments and no compensation. Without it the weights can be read."""
+    actor = DeepSpeedActor(build(SHAPE, 0), settings(zero_stage=1, dtype="bf16", masters="kahan"))
+    trained(actor, range(1))
+    actor.save(tmp_path)
+    with pytest.raises(UserError, match=r"actor\.masters=kahan .* resume on 2 ranks"):
+        actor.load(tmp_path, ranks=2)
+    actor.load(tmp_path, ranks=1)
+    reader = DeepSpeedActor(build(SHAPE, 5), settings(zero_stage=1, dtype="bf16", masters="none"))
+    reader.load(tmp_path, ranks=2)
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(actor.weights(), reader.weights(), strict=True))
 
 
 def test_fewer_weights_change_at_a_smaller_rate_and_more_with_masters():
