@@ -77,12 +77,17 @@ def _limit(more: int | None) -> None:
 
 
 def _left_in_groups() -> Iterator[int]:
-    """Bytes left to each control group of this process that has a limit, as in a container or a Slurm job."""
+    """Bytes left to each control group of this process that has a limit, as in a container or a Slurm job.
+
+    File cache counts as left, because the kernel takes it back before it refuses memory. Shared memory is no such cache.
+    """
     own = GROUPS / _group()
     for folder in [own, *own.parents]:
         with suppress(OSError, ValueError):  # no such file, or "max"
             most = int((folder / "memory.max").read_text())
-            yield most - int((folder / "memory.current").read_text())
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            cache = int(stat["inactive_file"]) + int(stat["active_file"])
+            yield most - int((folder / "memory.current").read_text()) + cache
 
 
 def _group() -> str:
