@@ -1,7 +1,7 @@
-"""Build of the package's description and links. Everything else is in pyproject.toml.
+"""Build the package, with the description and the links that a package index shows. Everything else is in pyproject.toml.
 
 A package index shows README.md without the files beside it. FAULTLINE_REPOSITORY=https://github.com/OWNER/NAME makes its links
-and pictures absolute, and adds the project's links. Without an address a relative link is replaced by its text.
+and pictures absolute, and adds the project's links. Without this variable a relative link is replaced by its text.
 """
 
 import os
@@ -15,7 +15,7 @@ PAGES = {"Documentation": "blob/HEAD/docs/index.md", "Changelog": "blob/HEAD/CHA
 
 
 def description(readme: str, repository: str) -> str:
-    """README.md with every relative link and picture as an address below `repository`, or as its text if that is empty."""
+    """Return README.md with relative links made absolute under the URL `repository`, or reduced to their text if it is empty."""
 
     def absolute(link: re.Match[str]) -> str:
         picture, text, path = link.groups()
@@ -26,7 +26,7 @@ def description(readme: str, repository: str) -> str:
 
 
 def links(repository: str) -> dict[str, str]:
-    """Name -> address of each link of the project; none without an address."""
+    """Name -> URL of each project link, for a package index; empty if `repository` is."""
     return {"Source": repository} | {name: f"{repository}/{page}" for name, page in PAGES.items()} if repository else {}
 
 

@@ -8,17 +8,17 @@ from torch import Tensor
 
 
 class Batch(NamedTuple):
-    """B responses of up to T tokens. Tensors are [B, T] and log-probabilities are in nats, of the sampled tokens.
+    """A batch of B responses of up to T tokens. Tensors are [B, T]; log-probabilities are those of the sampled tokens, in nats.
 
-    logp_rollout: log μ, as the rollout engine reported it.
+    logp_rollout: log μ of the policy that sampled, as the rollout engine reported it.
     mask: bool, True on response tokens. Elsewhere every other tensor may hold anything, NaN included.
-    logp_old: log π_old, from the trainer when the batch was taken. None when nothing reads it.
-    advantages: A. None when nothing reads them.
+    logp_old: log π_old of the trainer's policy when the batch was sampled. None when nothing reads it.
+    advantages: the advantage A of each token. None when nothing reads them.
     segments: integers 0 ≤ id < T, the number of each token's turn in its response. None for a task without turns.
-    logp_ref: log π_ref, the reference of a KL term. None without one.
+    logp_ref: log π_ref of the reference policy of a KL term. None without such a term.
     prompt: [B] integers, the number of the prompt that each response answers. None when neither a reduction nor a
         correction reads it.
-    selected: bool, the tokens that `Objective.select` chose. None for a loss that selects none.
+    selected: bool, the tokens that a selecting loss such as clip_cov treats differently, from `Objective.select`; else None.
     """
 
     logp_rollout: Tensor
@@ -31,11 +31,11 @@ class Batch(NamedTuple):
     selected: Tensor | None = None
 
     def rows(self, index: Tensor | slice) -> Batch:
-        """A batch of the responses that `index` selects, by their numbers or as a slice."""
+        """The batch of the responses that `index` selects: a tensor of row numbers, or a slice."""
         return Batch._make(None if part is None else part[index] for part in self)
 
     def widened(self) -> Batch:
-        """The batch with its half-precision tensors converted to fp32. Every computing function calls it first."""
+        """The batch with its half-precision tensors converted to fp32, as every function that computes with a batch needs it."""
         return Batch._make(part if part is None else at_least_fp32(part) for part in self)
 
 

@@ -21,7 +21,7 @@ CHUNK = 1 << 17
 
 
 def chunks(ratio: Ratio, whole: bool = False) -> Iterator[tuple[Tensor, Ratio]]:
-    """Yield (row numbers, `Ratio` cut to their longest response) of chunks; with `whole` or on a GPU a single chunk."""
+    """Yield chunks of a batch as (row numbers, `Ratio` of these rows, cut to the longest). One chunk on a GPU or with `whole`."""
     batch, policy = ratio.batch, ratio.policy
     responses, columns = batch.mask.shape
     if whole or batch.mask.device.type != "cpu" or batch.mask.numel() <= CHUNK:
@@ -39,7 +39,7 @@ def chunks(ratio: Ratio, whole: bool = False) -> Iterator[tuple[Tensor, Ratio]]:
 
 
 def chunked(function: Callable[[Ratio], Rows], ratio: Ratio, whole: bool = False) -> Rows:
-    """Apply `function` to each chunk and merge the results into fp64 rows in the batch's order. whole: use a single chunk."""
+    """Apply `function` to each chunk of a batch, and merge its rows in the batch's order as fp64. whole: use a single chunk."""
     numbers, rows = zip(*((numbers, function(part)) for numbers, part in chunks(ratio, whole)), strict=True)
     order = torch.cat(numbers).argsort()
     return {name: value[order] for name, value in merge(rows).items()}

@@ -3,8 +3,8 @@
     def test_my_loss_conforms():
         check_loss(my_loss, {"temperature": 1.0})
 
-Each check raises an AssertionError that names the broken rule. The built-ins pass the same checks. They try small ragged
-batches with an empty response, in fp64 unless the rule is about dtypes.
+Each check raises an AssertionError that names the broken rule. The built-in plug-ins pass the same checks. The checks try small
+ragged batches with an empty response, in fp64 unless the rule is about dtypes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GARBAGE = (float("nan"), float("inf"), -float("inf"), 1e30)
 
 
 def check_loss(loss: Callable, params: dict[str, Any]) -> None:
-    """Check a loss `(logp, logp_prox, advantages, mask, **params) -> TokenLoss`, see `losses.base`."""
+    """Check that a loss `(logp, logp_prox, advantages, mask, **params) -> TokenLoss` keeps the rules of `losses.base`."""
     assert isinstance(getattr(loss, "anchored", None), bool), "a loss says whether it is `anchored`: use @loss(anchored=…)"
     keywords = [p for p in inspect.signature(loss).parameters.values() if p.kind is p.KEYWORD_ONLY]
     assert {p.name for p in keywords} == set(params), f"keyword-only parameters {[p.name for p in keywords]} ≠ {list(params)}"
@@ -34,7 +34,7 @@ def check_loss(loss: Callable, params: dict[str, Any]) -> None:
 
 
 def check_filter(filter_: Callable, params: dict[str, Any]) -> None:
-    """Check a correction filter `(log_ratio, mask, **params) -> kept [B, T] bool`, see `corrections.apply.plugged`."""
+    """Check a plug-in filter `(log_ratio [B, T], mask [B, T], **params) -> kept [B, T] bool`, which rejects tokens of a batch."""
     logp, prox, _, mask = example(torch.float64)
     log_ratio = torch.where(mask, logp - prox, 0.0)
     before = log_ratio.clone()
@@ -51,7 +51,7 @@ def check_filter(filter_: Callable, params: dict[str, Any]) -> None:
 
 
 def check_advantage(estimator: Callable, params: dict[str, Any], inputs: dict[str, Tensor]) -> None:
-    """Check a group estimator `(rewards [P, G], **inputs) -> [P, G]`. inputs: what it `needs`, for P = 3 and G = 4."""
+    """Check an advantage estimator `(rewards [P, G], **inputs) -> [P, G]`. inputs: those that its `needs` names, P = 3, G = 4."""
     rewards = torch.tensor([[1.0, 0, 0, 1], [0, 0, 0, 0], [1, 0.5, 2, 0]], dtype=torch.float64)
     needs = getattr(estimator, "needs", ())
     assert set(needs) == set(inputs), f"`needs` says {needs}, given {list(inputs)}"
@@ -63,7 +63,7 @@ def check_advantage(estimator: Callable, params: dict[str, Any], inputs: dict[st
 
 
 def example(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A ragged batch (logp, logp_prox, advantages, mask): 4 responses, one empty, one with a hole; advantages by token."""
+    """A ragged batch (logp, logp_prox, advantages, mask), each [4, 6]. One response is empty and one has a hole in its mask."""
     generator = torch.Generator().manual_seed(0)
     shape = (4, 6)
     logp = -3 * torch.rand(shape, generator=generator, dtype=torch.float64)
@@ -74,7 +74,7 @@ def example(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def run(loss: Callable, batch: tuple[Tensor, ...], params: dict[str, Any], selected: Tensor | None = None):
-    """The TokenLoss of a batch like `example`'s, and the gradient of the summed loss with respect to logp."""
+    """The TokenLoss of a batch (logp, logp_prox, advantages, mask), and the gradient of its summed loss with respect to logp."""
     logp = batch[0].detach().clone().requires_grad_()
     extra = () if selected is None else (selected,)
     result = loss(logp, *batch[1:], *extra, **params)

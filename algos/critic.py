@@ -1,7 +1,7 @@
-"""PPO's critic: rewards by token, the value loss, and the whitening of the advantages.
+"""PPO's critic: the reward of each token, the value loss, and the whitening of the advantages.
 
-V_t is the value of the state before token t of a response: the prompt and the tokens up to t − 1. `algos.returns.gae` gives the
-advantages unwhitened, so that the critic learns A + V.
+V_t is the critic's value of the state before token t of a response: the prompt and the tokens up to t − 1. `algos.returns.gae`
+gives the advantages A unwhitened, so that the critic learns A + V.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ RETURNS_FLOOR = 1e-5
 
 
 def token_rewards(rewards: Tensor, mask: Tensor, penalty: Tensor | None = None) -> Tensor:
-    """A response's reward on its last token, less the penalty of each token, [B, T]; 0 off the mask.
+    """The reward of each token, [B, T]: the response's reward at its last token, less each token's penalty; 0 off the mask.
 
-    Where `rewards` [B], `mask` [B, T] bool, `penalty` [B, T] in units of the reward. Source: verl's token_level_rewards.
-    Limits: the sum over the tokens is the reward less all penalties; 0 for a response without a token.
+    `rewards` [B] has one reward per response, `mask` [B, T] bool is True on response tokens, and `penalty` [B, T] is in units of
+    the reward. Source: verl's token_level_rewards. Limits: the sum over a response is its reward less all its penalties.
     """
     assert rewards.shape == mask.shape[:1] and mask.dtype == torch.bool
     last = mask & (mask.flip(-1).cumsum(-1).flip(-1) == 1)
@@ -28,9 +28,9 @@ def token_rewards(rewards: Tensor, mask: Tensor, penalty: Tensor | None = None) 
 
 
 def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
-    """Whitened advantages, (A − m)/√(s² + 1e-8), over the tokens of the global batch; 0 off the mask.
+    """Advantages whitened over the tokens of the global batch, (A − m)/√(s² + 1e-8), [B, T]; 0 off the mask.
 
-    Where A = `advantages`, m and s² (with n − 1) their mean and variance over `mask`, all [B, T]. Give the global batch.
+    A = `advantages` [B, T] of the global batch; m and s² (over n − 1) are their mean and variance over the n tokens of `mask`.
     Source: verl's and SkyRL's masked_whiten, from TRL's PPO. Limits: equal advantages, one token or none give 0.
     """
     n = mask.sum()
@@ -40,13 +40,13 @@ def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
 
 
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, cliprange: float | None) -> tuple[Tensor, Tensor]:
-    """The clipped value loss of each token, [B, T], and a mask of the tokens whose clipped square is the larger, [B, T].
+    """The critic's clipped value loss of each token, [B, T], and a bool mask [B, T] of the tokens where the clip acts.
 
     ½·max((V − R)², (clip(V, V_old − c, V_old + c) − R)²)
 
-    Where V = `values`, V_old = `old`, the values when the responses were taken, R = `returns`, all [B, T]; c = `cliprange`, None
-    for no clip. Source: verl's compute_value_loss, from TRL's PPO; SkyRL's ppo_critic_loss. Gradient: V − R, or 0 where the
-    clipped square is the larger. Limits: c → ∞ and V = V_old give ½(V − R)².
+    V = `values`, V_old = `old` (the values when the batch was taken), R = `returns`, all [B, T]; c = `cliprange`, None for no
+    clip. The clip acts where the second square is the larger; the gradient is 0 there, else V − R. Source: verl's
+    compute_value_loss, from TRL's PPO; SkyRL's ppo_critic_loss. Limits: c → ∞ and V = V_old give ½(V − R)².
     """
     plain = (values - returns).square()
     if cliprange is None:
@@ -56,10 +56,10 @@ def value_loss(values: Tensor, old: Tensor, returns: Tensor, cliprange: float | 
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
-    """Explained variance of the returns, 1 − var(R − V)/(var R + 1e-5), over the tokens of `mask`; NaN for fewer than two.
+    """Share of the variance of the returns that the critic explains, 1 − var(R − V)/(var R + 1e-5); a scalar.
 
-    Where V = `values` and R = `returns`, [B, T], variances with n − 1. Source: verl's critic/vf_explained_var. Limits:
-    V = R + c gives 1, a constant V 0 (up to the 1e-5).
+    R = `returns` and V = `values` by the critic, both [B, T]; variances (over n − 1) are over the n tokens of `mask`. Source:
+    verl's critic/vf_explained_var. Limits: V = R + constant gives 1, a constant V gives 0 (up to the 1e-5), and n < 2 gives NaN.
     """
     values, returns = values[mask].double(), returns[mask].double()
     if len(values) < 2:

@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 class EnumerablePolicy(NamedTuple):
-    """All N = V^T responses: tokens [N, T], and state [N, T], the index of the prefix before each token."""
+    """All N = V^T responses of T tokens from V symbols: tokens [N, T], and state [N, T], the number of each token's prefix."""
 
     tokens: Tensor
     state: Tensor
 
     @classmethod
     def of(cls, vocabulary: int, length: int) -> EnumerablePolicy:
-        """List all responses of `length` tokens over `vocabulary` symbols."""
+        """List all responses of `length` tokens over a vocabulary of `vocabulary` symbols."""
         responses = list(itertools.product(range(vocabulary), repeat=length))
         prefixes = [p for t in range(length) for p in itertools.product(range(vocabulary), repeat=t)]
         number = {prefix: i for i, prefix in enumerate(prefixes)}
@@ -25,17 +25,17 @@ class EnumerablePolicy(NamedTuple):
         return cls(torch.tensor(responses), torch.tensor(state))
 
     def logp(self, logits: Tensor) -> Tensor:
-        """The log π of each token, [N, T], under the tabular policy with `logits` [states, V]."""
+        """The log π of each token of the N responses, [N, T] in nats, under the tabular policy with `logits` [states, V]."""
         return logits.log_softmax(-1)[self.state, self.tokens]
 
     @property
     def mask(self) -> Tensor:
-        """A response mask [N, T] that is True everywhere."""
+        """A response mask [N, T] that is True everywhere, because all N responses have the full length T."""
         return torch.ones_like(self.tokens, dtype=torch.bool)
 
 
 def policies(space: EnumerablePolicy, *noise: float, seed: int = 0) -> list[Tensor]:
-    """Random logits [states, V], and for each `noise` these logits with normal noise of that standard deviation added."""
+    """Random logits [states, V], followed by one noisy copy per number in `noise`, the standard deviation of its normal noise."""
     generator = torch.Generator().manual_seed(seed)
     shape = (int(space.state.max()) + 1, int(space.tokens.max()) + 1)
     first = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -43,5 +43,5 @@ def policies(space: EnumerablePolicy, *noise: float, seed: int = 0) -> list[Tens
 
 
 def rewards(space: EnumerablePolicy, seed: int = 1) -> Tensor:
-    """A random reward at the end of each response, of either sign, [N]."""
+    """A random reward of either sign for each of the N responses, [N]."""
     return torch.randn(len(space.tokens), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Functions of the responses to one prompt: the expectation of their probability, and consecutive prompt numbers."""
+"""Functions of prompt numbers: the expected probability of the responses to a prompt, and consecutive numbering of prompts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ def log_expectation(log_mu: Tensor, present: Tensor, prompt: Tensor) -> Tensor:
 
     Ê[μ̄] = Σ_j μ̄_j²/Σ_j μ̄_j over the responses j to the prompt that are `present`
 
-    Where log μ̄ = `log_mu` [B] is the mean of log μ over the tokens of a response, `present` [B] bool is False for responses
-    without a token, and `prompt` [B] numbers the prompts. The weight of a response is π̄/Ê[μ̄]: biased, and not 1 where π = μ.
-    Source: arXiv 2508.17850 eq. 2 and 3, with the geometric mean over tokens of its code (HanlardResearch/HeteroRL_GEPO).
-    Limits: equal μ̄_j, or a prompt of one response, give log μ̄. NaN for a prompt without a present response.
+    log μ̄ = `log_mu` [B] is the mean of the sampler's log μ over a response's tokens, `present` [B] bool is False for responses
+    without a token, and `prompt` [B] numbers the prompts. A response's weight in GEPO is π̄/Ê[μ̄], with π̄ the geometric mean of
+    the trainer's π: biased, and not 1 where π = μ. Source: arXiv 2508.17850 eq. 2 and 3, with the geometric mean of its code
+    (HanlardResearch/HeteroRL_GEPO). Limits: equal μ̄_j, or a prompt of one response, give log μ̄; NaN without a present response.
     """
     assert log_mu.shape == present.shape == prompt.shape and present.dtype == torch.bool
     group = consecutive(prompt)
@@ -25,7 +25,7 @@ def log_expectation(log_mu: Tensor, present: Tensor, prompt: Tensor) -> Tensor:
 
 
 def consecutive(ids: Tensor) -> Tensor:
-    """Number the distinct ids [B] as 0, 1, … in ascending order. Tensor.unique gives the same but waits for the device."""
+    """Number the distinct `ids` [B] as 0, 1, … in ascending order. Unlike Tensor.unique, this does not wait for the device."""
     ranked, order = ids.sort()
     number = (ranked.diff(prepend=ranked[:1]) != 0).cumsum(0)
     return torch.empty_like(number).scatter(0, order, number)

@@ -1,4 +1,4 @@
-"""The objective of a mini-batch, made of a loss, its proximal policy, a correction and a reduction."""
+"""The objective of a mini-batch, made of a loss, its anchor policy, a mismatch correction and a reduction to a scalar."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from algos.reductions import Counts, reduce
 
 
 class Objective(NamedTuple):
-    """The scalar that a training step differentiates, over the kept tokens.
+    """The scalar that a training step differentiates, over the tokens that the correction keeps.
 
     reduce(w · loss(π_θ, π_prox, A)) + kl_coef · reduce(KL(π_θ, π_ref)) − entropy_coeff · reduce(H(π_θ))
 
-    loss: a function of `losses` with its parameters bound by functools.partial. proximal: `old` anchors the loss on π_old,
-    `rollout` on μ. reduction, norm: mode and norm of `reductions.reduce`. kl: an estimator of `algos.kl`, or None; it is added
-    with kl_coef ≥ 0, without the weight w. entropy_coeff: coefficient ≥ 0 of the entropy H, which is not weighted either.
+    loss: a function of `algos.losses` with its parameters bound by functools.partial. correction: gives the weights w and the
+    kept tokens. proximal: the policy π_prox that anchors the loss, `old` for π_old or `rollout` for the sampling policy μ.
+    reduction, norm: mode and norm of `reductions.reduce`. kl: an estimator of `algos.kl`, or None; kl_coef ≥ 0 multiplies it.
+    entropy_coeff: coefficient ≥ 0 of the entropy H. The KL term and the entropy are not weighted by w.
     """
 
     loss: Callable[..., TokenLoss]
@@ -36,16 +37,16 @@ class Objective(NamedTuple):
 
     @property
     def anchored(self) -> bool:
-        """Whether the loss or the KL term reads log π_prox. A function without the attribute `anchored` is assumed to read it."""
+        """Whether the loss or the KL term reads log π_prox; one that lacks the attribute `anchored` is assumed to read it."""
         return any(getattr(part, "anchored", True) for part in (self._function, self.kl) if part is not None)
 
     @property
     def reads_old(self) -> bool:
-        """Whether the loss, the KL term or the correction reads log π_old; if not, a run may skip the pass that computes it."""
+        """Whether the loss, the KL term or the correction reads log π_old; if not, a run may skip the forward pass for it."""
         return (self.proximal == "old" and self.anchored) or (self.correction.active and self.correction.ratio == "old")
 
     def select(self, batch: Batch, counted: Tensor) -> Batch:
-        """The mini-batch with `selected` set to the tokens, out of `counted` [B, T], that a loss such as clip_cov selects."""
+        """The mini-batch, with `selected` set to the tokens of `counted` [B, T] bool that a loss such as clip_cov picks out."""
         select = getattr(self._function, "select", None)
         if select is None:
             return batch
@@ -57,13 +58,13 @@ class Objective(NamedTuple):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The scalar loss of some rows of a mini-batch, differentiable by log π_θ = `logp` [B, T], and its metrics.
 
-        corrected: the rows of the whole mini-batch's correction. The loss takes means and products of a response over its
-        `counted` tokens. counts: `Counts` of `corrected.counted` of the whole mini-batch, so that losses and metrics of the parts
-        add up. entropy: H of π_θ at each token [B, T] in nats, with its gradient; read by an entropy bonus only.
+        corrected: the correction of the same rows. The loss takes means and products of a response over its `counted` tokens.
+        counts: `Counts` of the counted tokens of the whole mini-batch, so that losses and metrics of its parts add up. entropy:
+        H of π_θ at each token [B, T] in nats, with its gradient; read by an entropy bonus only.
 
-        The metrics are sums over kept tokens, divided by the number of counted tokens. actor/clip_share: tokens at a bound of the
-        loss, if it has one. actor/pg_clipfrac_lower: tokens at the loss's dual clip or cap. actor/ppo_kl: log π_prox − log π_θ,
-        if the loss is anchored. actor/kl: the value of the KL estimator, if there is a KL term.
+        Metrics are fp64 scalars by name: sums over kept tokens, divided by the number of counted tokens. actor/clip_share: tokens
+        at a bound of the loss, if it has one. actor/pg_clipfrac_lower: tokens at the loss's dual clip or cap. actor/ppo_kl:
+        log π_prox − log π_θ, if the loss reads π_prox. actor/kl: the value of the KL estimator, if there is a KL term.
 
         Raises ValueError when `selected`, `logp_ref` or `entropy` is missing where a selecting loss, a KL term or an entropy
         bonus reads it.
@@ -93,7 +94,7 @@ class Objective(NamedTuple):
 
     @property
     def _function(self) -> Callable[..., TokenLoss]:
-        """The loss without its bound parameters: this function carries the attributes `anchored` and `select`."""
+        """The loss function without its bound parameters, which carries the attributes `anchored` and `select`."""
         return getattr(self.loss, "func", self.loss)
 
     def _anchor(self, batch: Batch) -> Tensor | None:

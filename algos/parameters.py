@@ -2,8 +2,8 @@
 
     def my_loss(logp, logp_prox, advantages, mask, *, temperature: Annotated[float, Interval(gt=0, le=100)]): ...
 
-A bound is one of `annotated_types`, or a pydantic `Field`. A text in the annotation describes the accepted values. Without bounds
-a float is any number but NaN. The values true and "2" are no numbers. Importing this module does not import torch.
+A bound is one of `annotated_types`, or a pydantic `Field`. A string in the annotation describes the accepted values. Without
+bounds, a float parameter accepts any number but NaN. True and "2" are not numbers. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from annotated_types import Ge, Interval
 
 LARGE = 1e9
-"""Largest finite bound that may be given: ratios reach e²⁰ = 4.9e8, and fp32 holds its square."""
+"""Largest finite bound on a ratio that a config may give: ratios reach e²⁰ = 4.9e8, and fp32 holds the square of that."""
 SMALL = 1e-9
-"""Smallest number that still makes a difference: ratios are computed down to e⁻²⁰ = 2.1e-9."""
+"""Smallest positive bound on a ratio that still has an effect: ratios are computed down to e⁻²⁰ = 2.1e-9."""
 
 Infinite = Annotated[float, Ge(math.inf)]
 Share = Annotated[float, Interval(gt=0, le=1), "a share in (0, 1]"]
@@ -50,9 +50,10 @@ def check(
     inputs: Sequence[str] | None = None,
     provided: Sequence[str] = (),
 ) -> None:
-    """Raise ValueError naming `key` and the parameter, unless `plugin(*inputs, **params)` fits its signature and types.
+    """Raise ValueError unless `plugin(*inputs, **params)` fits the plug-in's signature and types.
 
-    inputs: names of the positional arguments, None to check none. provided: keyword-only arguments that the caller adds.
+    The error names the config key `key` and the parameter. inputs: names of the positional arguments, None to check none.
+    provided: names of keyword-only arguments that the caller adds to `params`.
     """
     signature = _signature(plugin)
     if signature is None or not _takes(signature, inputs):
@@ -71,7 +72,7 @@ def check(
 
 
 def check_values(key: str, plugin: Callable, params: Mapping[str, Any]) -> None:
-    """Raise ValueError, naming `key` and the parameter, on a value that its type does not accept."""
+    """Raise ValueError, naming the config key `key` and the parameter, on a value in `params` that its type does not accept."""
     for name, value in params.items():
         kind = types_of(plugin).get(name, Any)
         if not accepts(kind, value):
@@ -80,7 +81,7 @@ def check_values(key: str, plugin: Callable, params: Mapping[str, Any]) -> None:
 
 @functools.cache
 def types_of(plugin: Callable) -> dict[str, Any]:
-    """Types of a plug-in's parameters by name; empty if an annotation names a type that cannot be resolved at run time."""
+    """Annotated types of a plug-in's parameters, by name; empty if an annotation cannot be resolved at run time."""
     try:
         return get_type_hints(plugin.__init__ if inspect.isclass(plugin) else plugin, include_extras=True)
     except NameError:
@@ -88,7 +89,7 @@ def types_of(plugin: Callable) -> dict[str, Any]:
 
 
 def accepts(kind: Any, value: Any) -> bool:
-    """Whether a type accepts a value. Types other than numbers, literals, texts, null and lists accept everything but NaN."""
+    """Whether the annotated type `kind` accepts `value`. A type that has no rule here accepts everything but NaN."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return accepts(inner[0], value) and all(_within(value, sign, bound) for sign, bound in bounds(kind))
@@ -119,7 +120,7 @@ def bounds(kind: Any) -> Iterator[tuple[str, float]]:
 
 
 def describe(kind: Any) -> str:
-    """Describe in words the values that a type accepts."""
+    """Describe in words the values that an annotated type accepts, such as "a whole number ≥ 1"."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         text = next((mark for mark in kind.__metadata__ if isinstance(mark, str)), "")
@@ -148,7 +149,7 @@ def _signature(plugin: Callable) -> inspect.Signature | None:
 
 
 def _takes(signature: inspect.Signature, inputs: Sequence[str] | None) -> bool:
-    """Whether a function can be called with as many positional arguments as `inputs` has; always True for None."""
+    """Whether a function can be called with as many positional arguments as `inputs` has names; True if `inputs` is None."""
     if inputs is None:
         return True
     places = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

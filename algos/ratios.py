@@ -1,4 +1,4 @@
-"""Log ratios of two policies at the levels (token, response, turn and others) where corrections and losses use them."""
+"""Log ratios of two policies per token, per response, per turn and at the other levels that corrections and losses use."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from algos.batch import Batch, at_least_fp32
 from algos.groups import log_expectation
 
 LOG_RATIO_BOUND = 20.0
-"""Bound of |log ρ| before exp: e²⁰ ≈ 4.9e8 keeps ρ, ρ² and their sums finite in fp32. A metric reports how often it acts."""
+"""Bound of |log ρ| in nats before exp, for a ratio ρ of two policies: e²⁰ ≈ 4.9e8 keeps ρ, ρ² and their sums finite in fp32."""
 
 LONGEST = 1 << 22
-"""Maximum number of tokens of a response whose Σρ² is finite for all ratios. A constant, so that padding does not matter."""
+"""Maximum length in tokens of a response whose Σρ² is finite for all ratios ρ; a constant, so that padding does not matter."""
 
 LEVELS = ("token", "prefix", "sequence", "geometric", "segment", "segment_geometric", "worst_token")
 
 
 def excess_bound(dtype: torch.dtype) -> float:
-    """Bound of |log ρ| in ρ − 1, with which Σρ² over LONGEST tokens is finite: 35.7 nats in fp32, 346 in fp64."""
+    """Bound of |log ρ| when ρ − 1 is computed, so that Σρ² over `LONGEST` tokens is finite: 35.7 nats in fp32, 346 in fp64."""
     return (math.log(torch.finfo(dtype).max) - math.log(LONGEST)) / 2 - 1  # less 1 for rounding
 
 
 def log_ratio(logp: Tensor, logp_base: Tensor, mask: Tensor) -> Tensor:
-    """The log ratio l = log π − log μ in nats on response tokens, 0 elsewhere, [B, T], in the wider dtype, at least fp32."""
+    """The log ratio `logp` − `logp_base` in nats, [B, T], 0 off the mask; in the wider of the two dtypes, at least fp32."""
     assert logp.shape == logp_base.shape == mask.shape and mask.dtype == torch.bool and mask.ndim == 2
     dtype = torch.promote_types(torch.promote_types(logp.dtype, logp_base.dtype), torch.float32)
     return torch.where(mask, logp.to(dtype) - logp_base.to(dtype), 0.0)
 
 
 class Ratio:
-    """The mismatch ratio ρ = π/μ of a batch and quantities derived from it, each computed once, when first read.
+    """The mismatch ratio ρ = π/μ of trainer and sampler per token, and quantities derived from it, each computed only once.
 
-    policy: log π [B, T] in nats; None for π_old, the batch's `logp_old`. Raises ValueError when there is neither.
+    policy: log π [B, T] in nats; None takes the batch's `logp_old`. Raises ValueError when there is neither.
     """
 
     def __init__(self, batch: Batch, policy: Tensor | None = None):
@@ -50,17 +50,17 @@ class Ratio:
 
     @cached_property
     def l(self) -> Tensor:  # noqa: E743  # as in the equations
-        """The log ratio log π − log μ, [B, T] in nats, 0 off the mask."""
+        """The log ratio l = log π − log μ of trainer and sampler, [B, T] in nats, 0 off the mask."""
         return log_ratio(self.policy, self.batch.logp_rollout, self.mask)
 
     def cached(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
-        """The value stored under a key; `make` computes it at its first use."""
+        """The tensor stored under `key`; `make` computes it at the first use."""
         if key not in self._values:
             self._values[key] = make()
         return self._values[key]
 
     def at_level(self, level: str) -> Tensor:
-        """The ratio ρ at a level, [B, T] or [B, 1], with its logarithm bounded.
+        """The ratio ρ = π/μ at a level such as token or sequence, [B, T] or [B, 1], with |log ρ| ≤ `LOG_RATIO_BOUND`.
 
         level=group is GEPO's ratio π̄/Ê[μ̄], with Ê from `groups.log_expectation`; 1 for a response without tokens. Raises
         ValueError on an unknown level, and if the batch lacks the segments or the prompt that the level needs.
@@ -70,7 +70,7 @@ class Ratio:
         return self.cached(level, lambda: bounded_exp(at_level(self.l, self.mask, level, self.batch.segments)))
 
     def _over_expectation(self) -> Tensor:
-        """The difference log π̄ − log Ê[μ̄], [B, 1], with π̄, μ̄ the geometric means of a response's token probabilities."""
+        """GEPO's log ratio log π̄ − log Ê[μ̄], [B, 1]; π̄ and μ̄ are geometric means of a response's token probabilities."""
         if self.batch.prompt is None:
             raise ValueError("level=group needs prompt, the number of the prompt that each response answers; give a Batch of it")
         log_mu = at_level(torch.where(self.mask, self.batch.logp_rollout, 0.0), self.mask, "geometric")
@@ -81,28 +81,28 @@ class Ratio:
 
     @cached_property
     def excess(self) -> Tensor:
-        """The excess ρ − 1, exact where ρ ≈ 1. l is bounded at `excess_bound`, 35.7 nats in fp32, for finite sums."""
+        """The excess ρ − 1 of each token, [B, T], exact near ρ = 1; |log ρ| is bounded by `excess_bound` for finite sums."""
         bound = excess_bound(self.l.dtype)
         return torch.expm1(self.l.clamp(-bound, bound))
 
     @cached_property
     def k3(self) -> Tensor:
-        """The K3 estimator ρ − 1 − l ≥ 0 of each token, with ρ bounded and l bounded above.
+        """The K3 estimator ρ − 1 − l ≥ 0 of each token, [B, T]; ρ = e^l is bounded, and l is bounded above.
 
-        Without the bound on l, the difference would change its sign beyond e²⁰ nats. Clamping ρ − 1 is the same as clamping l in
-        it, because expm1 is monotone.
+        Without the bound on l, the difference would become negative beyond e²⁰ nats. Because expm1 is monotone, clamping ρ − 1
+        is the same as clamping its l.
         """
         bounded = self.excess.clamp(math.expm1(-LOG_RATIO_BOUND), math.expm1(LOG_RATIO_BOUND))
         return bounded - self.l.clamp(max=LOG_RATIO_BOUND)
 
 
 def at_level(values: Tensor, mask: Tensor, level: str, segments: Tensor | None = None) -> Tensor:
-    """Reduce per-token values (0 off the mask) to a level.
+    """Sum, average or maximise the `values` [B, T] of tokens, 0 off the mask, over the tokens that share a value at a level.
 
-    token: unchanged, [B, T]. prefix: Σ_{s ≤ t}, [B, T], 0 off the mask.
-    sequence: Σ_t, [B, 1]. geometric: mean_t, [B, 1]. worst_token: max_t, [B, 1].
-    segment, segment_geometric: Σ and mean over the tokens of the response with equal id in `segments`, [B, T], 0 off the mask.
-    `segments`: [B, T] integers 0 ≤ id < T, a turn's number within its response; read on the mask only.
+    token: unchanged, [B, T]. prefix: the sum up to and with the token, [B, T], 0 off the mask.
+    sequence, geometric, worst_token: the sum, mean and maximum over the response, [B, 1].
+    segment, segment_geometric: the sum and mean over the response's tokens of equal id in `segments`, [B, T], 0 off the mask.
+    segments: [B, T] integers 0 ≤ id < T, the number of each token's turn in its response; read on the mask only.
     A response without tokens gives 0. Raises ValueError on an unknown level or missing segments.
     """
     if level == "token":
@@ -126,7 +126,7 @@ def at_level(values: Tensor, mask: Tensor, level: str, segments: Tensor | None =
 
 
 def sizes(mask: Tensor, level: str, segments: Tensor | None = None) -> Tensor:
-    """Number of tokens that share a value at `level`: 1, the response's [B, 1], or the segment's [B, T]; at least 1."""
+    """Number (at least 1) of tokens that share a value at `level`: 1, that of the response [B, 1], or of the segment [B, T]."""
     if level in ("token", "prefix"):
         return mask.new_ones((1, 1), dtype=torch.long)
     if level in ("segment", "segment_geometric"):
@@ -135,10 +135,10 @@ def sizes(mask: Tensor, level: str, segments: Tensor | None = None) -> Tensor:
 
 
 def ess_share(batch: Batch, policy: Tensor | None = None) -> Tensor:
-    """The effective share of the sequence weights, (Σ_i w_i)²/(B·Σ_i w_i²) in [1/B, 1]; an fp64 scalar.
+    """Effective sample size of the sequence weights as a share of the B responses, (Σ_i w_i)²/(B·Σ_i w_i²) in [1/B, 1].
 
-    Where w_i = Π_t ρ_t and B counts the responses with a token. policy: log π [B, T] in nats, None for π_old. The share is a
-    ratio of sums of exponentials, so that no product overflows. Limits: equal weights, or no token at all, give 1.
+    w_i = Π_t π/μ over the tokens of response i; only responses with a token count. policy: log π [B, T] in nats, None for π_old.
+    Logarithms keep products from overflowing. Returns an fp64 scalar. Limits: equal weights, or no token at all, give 1.
     """
     ratio = Ratio(batch, policy)
     present = ratio.mask.any(-1)
@@ -148,13 +148,13 @@ def ess_share(batch: Batch, policy: Tensor | None = None) -> Tensor:
 
 
 def binary_kl(logp: Tensor, logq: Tensor) -> Tensor:
-    """KL((q, 1 − q) ‖ (p, 1 − p)) of the sampled token against all others, in nats; p = exp(logp), q = exp(logq)."""
+    """KL((q, 1 − q) ‖ (p, 1 − p)) of "the sampled token or another", in nats, with p = exp(`logp`) and q = exp(`logq`)."""
     rest_p, rest_q = -torch.expm1(logp), -torch.expm1(logq)
     return logq.exp() * (logq - logp) + torch.special.xlogy(rest_q, rest_q) - torch.special.xlogy(rest_q, rest_p)
 
 
 def bounded_exp(log_values: Tensor) -> Tensor:
-    """The exponential of values clamped to ±LOG_RATIO_BOUND; the gradient is 0 where a value was clamped."""
+    """The exponential of log ratios clamped to ±20 nats (`LOG_RATIO_BOUND`); the gradient is 0 where a value was clamped."""
     return log_values.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 
 

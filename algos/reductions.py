@@ -1,4 +1,4 @@
-"""Reduction of token losses to the scalar that is differentiated. Counts are global, so splitting a batch changes nothing."""
+"""Reduction of token losses to a scalar. Its denominators count the whole mini-batch, so splitting the batch changes nothing."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from algos.groups import consecutive
 
 
 class Counts(NamedTuple):
-    """Denominators of an optimizer step, counted on the whole mini-batch, all ranks and micro-batches.
+    """Counts of tokens, responses and prompts in the whole mini-batch, over all ranks and micro-batches; losses divide by these.
 
-    tokens, sequences, prompts: scalars. prompt_tokens: [B], for each row the tokens of all rows of its prompt.
+    tokens, sequences, prompts: scalars. prompt_tokens [B]: for each response, the tokens of all responses to its prompt.
     """
 
     tokens: Tensor
@@ -25,7 +25,7 @@ class Counts(NamedTuple):
 
     @classmethod
     def of(cls, mask: Tensor, prompt: Tensor | None = None) -> Counts:
-        """Count tokens of `mask` [B, T] and sequences with a token; with `prompt` [B] also prompts and their tokens."""
+        """Count the tokens of `mask` [B, T], the responses with a token and, given prompt numbers `prompt` [B], the prompts."""
         tokens = mask.sum(-1)
         counts = cls(tokens.sum(), (tokens > 0).sum())
         if prompt is None:
@@ -36,12 +36,12 @@ class Counts(NamedTuple):
         return counts._replace(prompts=(of_prompt > 0).sum(), prompt_tokens=of_prompt[row])
 
     def rows(self, index: Tensor | slice) -> Counts:
-        """The counts of the whole mini-batch, with the `prompt_tokens` of the rows that `index` selects."""
+        """The counts of the whole mini-batch, but `prompt_tokens` of only the responses that `index` selects."""
         return self if self.prompt_tokens is None else self._replace(prompt_tokens=self.prompt_tokens[index])
 
 
 def reduce(values: Tensor, corrected: Corrected, counts: Counts, mode: str, norm: int | None = None) -> Tensor:
-    """Sum the values of kept tokens, divided as `mode` says; a scalar that adds up over any split of the batch.
+    """Sum the `values` [B, T] of kept tokens, divided as `mode` says; a scalar that adds up over any split of the batch.
 
     token_mean: Σ_i S_i/tokens
     token_sum: Σ_i S_i
@@ -50,11 +50,11 @@ def reduce(values: Tensor, corrected: Corrected, counts: Counts, mode: str, norm
     seq_mean_token_sum_norm: Σ_i S_i/(sequences·norm)
     prompt_mean: Σ_p (Σ_{i of p} S_i/n_p)/prompts
 
-    where S_i = Σ_t `values`[i, t] over `corrected.kept`, n_i = tokens of row i in `corrected.counted`, and n_p = those of all
-    rows of prompt p in the mini-batch. `counts` gives tokens, sequences, prompts and n_p; `norm` is in tokens (Dr. GRPO, arXiv
-    2503.20783, with the maximal length). prompt_mean is SkyRL's. A zero count divides by 1, so a batch with everything rejected
-    gives 0 with gradient 0, not NaN. Limit: prompt_mean of one prompt is token_mean. Raises ValueError on an unknown mode, on a
-    norm that is missing, unused or not positive, and on prompt_mean with counts that lack prompts.
+    where S_i is the sum over the tokens of response i in `corrected.kept`, n_i the number of its tokens in `corrected.counted`,
+    and n_p that of all responses to prompt p in the mini-batch. `counts` gives tokens, sequences, prompts and n_p; `norm` is in
+    tokens (Dr. GRPO, arXiv 2503.20783, with the maximal length). prompt_mean is SkyRL's. A count of 0 divides as 1, so a batch
+    with everything rejected gives 0 with gradient 0. Limit: prompt_mean of one prompt is token_mean. Raises ValueError on an
+    unknown mode, a norm that is missing, unused or not positive, and prompt_mean with counts that lack prompts.
     """
     if mode not in REDUCTIONS:
         raise ValueError(f"reduce={mode}: accepted are {', '.join(REDUCTIONS)}")

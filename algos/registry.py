@@ -15,14 +15,14 @@ class RegistryError(ValueError):
 
 @functools.cache
 def installed() -> EntryPoints:
-    """The entry points of every installed package. They are read once per process, because all package folders are searched."""
+    """The entry points of every installed package, read once per process because the search goes through all package folders."""
     return entry_points()  # type: ignore[return-value]  # before Python 3.12 it is another class with the same `select`
 
 
 class Registry:
-    """A registry of one kind of plug-in: a table of built-ins, and the entry points of the group `faultline.<kind>`.
+    """A registry of one kind of plug-in, by name: the built-ins, and the installed entry points of the group `faultline.<kind>`.
 
-    A name of the form `package.module:attribute` is loaded from there without registration.
+    A name of the form `package.module:attribute` needs no registration: the attribute is loaded from that module.
     """
 
     def __init__(self, kind: str, builtin: dict[str, str]):
@@ -60,7 +60,7 @@ class Registry:
         return self._loaded[name]
 
     def _discover(self) -> None:
-        """Add the installed plug-ins to the registry: all of them, or none if one takes a name that is not free."""
+        """Add the installed plug-ins to the registry; add none, and raise RegistryError, if one has a name that is taken."""
         if not self._discovered:
             targets = self._targets
             for point in installed().select(group=f"faultline.{self.kind}"):
@@ -75,7 +75,7 @@ def _claimed(kind: str, targets: dict[str, Any], name: str, load: Callable[[], A
 
 
 class _Absent(Exception):
-    """Raised when the module or attribute that a path names does not exist: the path is wrong, not the plug-in."""
+    """Raised when a path `package.module:attribute` names a module or attribute that does not exist."""
 
 
 def _import(path: str) -> Any:
@@ -106,7 +106,7 @@ LOSSES = Registry(
         "gpg": "algos.losses:pg",  # GPG's loss is REINFORCE; its advantages are its own
     },
 )
-"""Registry of losses `(logp, logp_prox, advantages, mask, **params) -> TokenLoss`, see `losses.base`."""
+"""Registry of losses `(logp, logp_prox, advantages, mask, **params) -> TokenLoss`; `algos.losses.base` explains the signature."""
 
 ADVANTAGES = Registry(
     "advantages",
@@ -116,10 +116,10 @@ ADVANTAGES = Registry(
         "gae": "algos.returns:gae",
     },
 )
-"""Registry of estimators `(rewards, **inputs) -> advantages`; `.needs` holds the names of the inputs, see `advantages`."""
+"""Registry of advantage estimators `(rewards, **inputs) -> advantages`; the attribute `.needs` of each names its inputs."""
 
 CORRECTIONS = Registry("corrections", {"m2po": "algos.corrections.m2po:m2po"})
-"""Registry of filters `(log_ratio, mask, **params) -> kept [B, T] bool`, for rules that no `spec.Reject` can express."""
+"""Registry of filters `(log_ratio, mask, **params) -> kept [B, T] bool`, which reject tokens by rules beyond `spec.Reject`."""
 
 KL = Registry("kl", {**_from("algos.kl", "k1", "k2", "k3", "k3_k2", "k3_unbiased"), "abs": "algos.kl:absolute"})
-"""Registry of KL estimators `(logp, logp_ref, mask, logp_prox) -> [B, T]`, see `kl`."""
+"""Registry of KL estimators `(logp, logp_ref, mask, logp_prox) -> [B, T]`; `algos.kl` explains the signature."""

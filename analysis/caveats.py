@@ -11,13 +11,13 @@ from analysis.labels import brief
 OCCASIONAL = {"correction/used_length", "correction/dropped_length", "mismatch/pareto_k"}
 """Metrics that do not exist in every batch, so that a run may lack them without a warning."""
 LISTED = 5
-"""Maximum number of names listed in a sentence."""
+"""Maximum number of names (of metrics or arms) listed in one warning."""
 
 
 def caveats(
     runs: pd.DataFrame, recorded: dict[str, set[str]], provenance: dict[str, list[dict[str, Any]]], damaged: dict[str, str]
 ) -> list[str]:
-    """Sentences on damaged and unfinished runs, missing seeds, metrics that some runs of an arm lack, and differing code."""
+    """Warnings about damaged or unfinished runs, missing seeds, metrics that some runs of an arm lack, and differing code."""
     runs = runs.assign(arm=runs.arm.map(brief))
     return [
         *_damaged(damaged),
@@ -29,7 +29,7 @@ def caveats(
 
 
 def count(number: float, noun: str) -> str:
-    """A number with its noun in the singular or plural, such as `1 run` or `2 runs`."""
+    """The number and its noun in the singular or plural, such as `1 run` or `2 runs`."""
     return f"{number:.0f} {noun}{'' if number == 1 else 's'}"
 
 
@@ -39,13 +39,13 @@ def has(number: float) -> str:
 
 
 def numbered(noun: str, numbers: Any) -> str:
-    """A noun with a sorted list of numbers, such as `seed 1` or `seeds 1, 2`."""
+    """The noun, in the singular or plural, with the sorted numbers: `seed 1` or `seeds 1, 2`."""
     numbers = sorted(numbers)
     return f"{noun}{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
 
 
 def _damaged(damaged: dict[str, str]) -> list[str]:
-    """Sentences on runs with an unreadable part of their record, one per part. damaged: run -> that part."""
+    """A sentence per unreadable part of a run's record. damaged: run -> description of the unreadable part."""
     runs: dict[str, list[str]] = {}
     for run, what in damaged.items():
         runs.setdefault(what, []).append(run)
@@ -57,7 +57,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _unfinished(runs: pd.DataFrame) -> list[str]:
-    """Sentences on unfinished runs. Runs that have not begun are only counted, since a young sweep has many."""
+    """Sentences on unfinished runs. Runs that have not begun are only counted, since a new sweep has many."""
     waiting = (runs.state == "queued") & (runs.step == 0)
     left = runs[~runs.state.isin(["done", "collapsed"]) & ~waiting]
     sentences = []
@@ -81,7 +81,7 @@ def _seeds(runs: pd.DataFrame) -> list[str]:
 
 
 def _metrics(runs: pd.DataFrame, recorded: dict[str, set[str]]) -> list[str]:
-    """A sentence per run that lacks a metric which other runs of its arm recorded. Runs without any metric are skipped."""
+    """A sentence per run that lacks metrics which other runs of its arm recorded. Runs without any metric are skipped."""
     sentences = []
     for arm, group in runs.groupby("arm", sort=False):
         names = {run: recorded[run] - OCCASIONAL for run in group.index if recorded[run]}
@@ -94,7 +94,7 @@ def _metrics(runs: pd.DataFrame, recorded: dict[str, set[str]]) -> list[str]:
 
 
 def _code(runs: pd.DataFrame, provenance: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """A sentence per package, or the code itself, of which the runs used several versions. A resumed run may count for two."""
+    """A sentence for the code, and for each package, that had several versions in a sweep. A resumed run may have used two."""
     used: dict[str, dict[str, set[str]]] = {"the code": {}}
     for run, processes in provenance.items():
         for process in processes:

@@ -13,18 +13,18 @@ from matplotlib.colors import to_hex, to_rgb
 PAPER = {"light": "#ffffff", "dark": "#16181c"}
 """Background of a page in each colour scheme."""
 LINE, TEXT = 3.0, 4.5
-"""Least contrast of a line, and of text, with its background: WCAG 2.1, criteria 1.4.11 and 1.4.3, level AA."""
+"""Minimum contrast ratios of a line and of text with their background: WCAG 2.1, criteria 1.4.11 and 1.4.3, level AA."""
 DARKEST, LIGHTEST = 0.30, 0.65
-"""Range of lightness of a shade. A shade within it, and its dark variant, have the contrast LINE with their backgrounds."""
+"""Range of a shade's lightness. A shade within it has the contrast LINE on a light page, and its dark variant on a dark one."""
 ROTATIONS = (0, 70, -50, 120)
 """Rotation of the hue of each shade in degrees. A search placed them: the shades of every colour of a precision stay apart
 to readers with all cones and to those without red or green ones (tests/analysis/test_marks.py)."""
 SHADES = len(ROTATIONS)
-"""Number of shades of a colour, spaced evenly over the range of lightness."""
+"""Number of shades of a colour, spaced evenly from the lightness DARKEST to LIGHTEST."""
 READABLE = 0.52
 """Maximum lightness of coloured text on a light background."""
 TURN = 1.2
-"""Sum of the lightness of a colour and of its dark variant. It turns a white background into a nearly black one."""
+"""Sum of the lightness of a colour and of its dark variant. White thus becomes nearly black."""
 
 LMS = np.array(
     [
@@ -51,7 +51,7 @@ def linear(colour: str) -> np.ndarray:
 
 
 def luminance(colour: str) -> float:
-    """Relative luminance of a colour: 0 for black, 1 for white."""
+    """Relative luminance of a colour (WCAG 2.1): 0 for black, 1 for white."""
     return float(linear(colour) @ [0.2126, 0.7152, 0.0722])
 
 
@@ -62,14 +62,14 @@ def contrast(one: str, other: str) -> float:
 
 
 def ink(colour: str) -> str:
-    """The text colour with the higher contrast on a colour: black or white."""
+    """Black or white, whichever has the higher contrast as text on the background `colour`."""
     return "black" if contrast("black", colour) > contrast("white", colour) else "white"
 
 
 def shade(colour: str, place: int) -> str:
-    """Shade number `place` of a colour: another lightness and hue. Number 0 is the colour itself; after SHADES they repeat.
+    """Shade number `place` of a colour, with a different lightness and hue. Number 0 is the colour; after SHADES they repeat.
 
-    A shade is told from its neighbours by hue in colour, and by lightness in grey.
+    Neighbouring shades differ by hue in colour, and by lightness on a grey print.
     """
     lightness = _oklab(colour)[0] - DARKEST
     span = LIGHTEST - DARKEST
@@ -78,13 +78,13 @@ def shade(colour: str, place: int) -> str:
 
 
 def readable(colour: str) -> str:
-    """The colour, darkened if text in it would be too pale. Its dark variant is legible as text on a dark background."""
+    """The colour, darkened if text in it would be too pale on white. Its dark variant is legible as text on a dark background."""
     return _moved(colour, min(_oklab(colour)[0], READABLE))
 
 
 @functools.cache
 def dark(colour: str) -> str:
-    """Variant of a colour for a dark background: its hue, with the lightness `TURN` less that of the colour."""
+    """Variant of a colour for a dark background. It has the same hue, and `TURN` minus the colour's lightness."""
     return _moved(colour, min(TURN - _oklab(colour)[0], 1.0))
 
 
@@ -93,7 +93,7 @@ def _oklab(colour: str) -> np.ndarray:
 
 
 def _moved(colour: str, lightness: float, rotation: float = 0) -> str:
-    """The colour with another lightness, its hue rotated by `rotation` degrees. Its chroma is cut as far as sRGB requires."""
+    """The colour with the given lightness, its hue rotated by `rotation` degrees. Chroma that sRGB cannot show is cut."""
     _, a, b = _oklab(colour)
     cos, sin = np.cos(np.deg2rad(rotation)), np.sin(np.deg2rad(rotation))
     a, b = a * cos - b * sin, a * sin + b * cos

@@ -81,7 +81,7 @@ def _events(folder: RunFolder, damage: list[str]) -> list[dict[str, Any]]:
 
 
 def _missing(steps: np.ndarray, first: int, last: int, done: bool) -> list[str]:
-    """Sentences on missing rows between the run's first step and its last. done: the run has ended, and its last row is due."""
+    """Sentences on missing rows from step `first` to `last`. steps: steps with a row. done: whether row `last` must exist."""
     end = int(steps[-1]) if len(steps) else first - 1
     problems = []
     if lacking := end + 1 - first - int((steps >= first).sum()):
@@ -120,7 +120,7 @@ def _rows(folder: RunFolder, damage: list[str]) -> pa.Table:
 
 
 def _flat(lines: bytes) -> bool:
-    """Whether each line of JSON is an object without nested objects or lists."""
+    """Whether each of the `lines` of JSON is an object without nested objects or lists."""
     text = np.frombuffer(lines, np.uint8)
     opened, closed, ended = (np.count_nonzero(text == ord(sign)) for sign in "{}\n")  # bytes.count takes five times as long
     between = len(BETWEEN.findall(lines)) == ended - 1 and lines.startswith(b"{") and lines.endswith(b"}\n")

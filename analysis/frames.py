@@ -1,4 +1,4 @@
-"""Display of a DataFrame in an HTML page, a Markdown file, a CSV file or a terminal."""
+"""Formatting of a DataFrame for an HTML page, a Markdown file, a CSV file or a terminal."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 """First characters of a cell that a spreadsheet may run as a formula, such as `=HYPERLINK(...)` (OWASP, CSV injection)."""
 
 FITTING = 120
-"""Maximum length of a Markdown line for which the columns of a table are padded."""
+"""Maximum length of a Markdown table's lines for which its columns are padded to equal widths."""
 
 
 def cells(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """The cells of a table as (labels of the columns, rows): three significant digits, – for a missing value."""
+    """A table as strings: (labels of the columns, cells of each row). Numbers have three significant digits; – is missing."""
     return [labels.column(name) for name in table], [[_cell(value) for value in row] for row in table.itertuples(index=False)]
 
 
@@ -54,7 +54,7 @@ def pipes(head: list[str], rows: list[list[str]]) -> str:
 
 
 def plain(text: str) -> str:
-    """A text made safe for Markdown: HTML and control characters, which a run's names may hold, are escaped."""
+    """A string made safe for Markdown: HTML and control characters, which a run's names may contain, are escaped."""
     return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", printable(text))
 
 
@@ -88,6 +88,6 @@ def show(title: str, table: pd.DataFrame) -> None:
 
 
 def terminal() -> Console:
-    """Console of the standard output, `WIDTH` characters wide if that is not a terminal."""
+    """A rich console on the standard output, `WIDTH` characters wide if the output is not a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=WIDTH)

@@ -1,7 +1,7 @@
 """Choice of the policy that the statistics judge: the trainer's own, or the one that samples the rollouts.
 
-A run with `evaluation.policy=both` has recorded both rewards. To judge the sampling policy, its reward takes the place of
-the other, and the detectors of that reward run again. So events, tables and tests are those of the judged policy.
+A run with `evaluation.policy=both` has recorded both rewards. To judge the sampling policy, its reward replaces the trainer's,
+and the collapse detectors that read the reward run again. So events, tables and tests are those of the judged policy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ANOTHER = {"eval/reward": "eval/rollout_reward", "eval/stderr": "eval/rollout_st
 
 
 def judge(records: dict[str, Record], steps: pd.DataFrame, deployed: str) -> tuple[dict[str, Record], pd.DataFrame]:
-    """Records and rows with the reward and events of the deployed policy. Raises UserError on a run without its reward."""
+    """The records and rows with eval/reward and events of the policy `deployed`. Raises UserError if a run lacks its reward."""
     lacking = [run for run, record in records.items() if not _recorded(record.config, deployed)]
     if lacking:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Display labels of columns, metrics and precisions, in one table."""
+"""Labels under which reports and figures show columns, metrics, arms and precisions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ COLUMNS = {
     "strata": "losses and settings",
     "reached_healthy": "healthy runs",
 }
-"""Column of a table -> its label, unless the label is just the column's words."""
+"""Column of a table -> its label, where it differs from the words of the column's name."""
 
 METRICS = {
     "eval/reward": ("held-out reward", ""),
@@ -75,5 +75,5 @@ def brief(name: str) -> str:
 
 
 def coarseness(precision: str) -> int:
-    """Place of a precision in PRECISIONS. Precisions of a plug-in come last."""
+    """Index of a precision in PRECISIONS, from fine to coarse. Precisions of a plug-in come last."""
     return PRECISIONS.index(precision) if precision in PRECISIONS else len(PRECISIONS)

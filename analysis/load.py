@@ -75,7 +75,7 @@ def _load(source: Path | str, seeds: Collection[int], deployed: str | None, trus
 
 
 def _source(text: str) -> tuple[str, Path | None, dict[str, RunSource]]:
-    """The sweep that a text names, as (name, folder or None, sources of its runs)."""
+    """The sweep that the string `text` names (see `load`), as (name, folder or None for W&B, source of each run)."""
     if not text.startswith((OFFLINE, SERVER)):
         folder = Path(text)
         return folder.resolve().name, folder, folders.sources(folder)
@@ -89,7 +89,7 @@ def _source(text: str) -> tuple[str, Path | None, dict[str, RunSource]]:
 
 
 def _twins(records: dict[str, Record], named: dict[str, Arm]) -> dict[str, str]:
-    """Duplicate run -> the reason to leave it out: an earlier run has its arm and seed, as after copying a folder."""
+    """Duplicate run -> the reason to leave it out: an earlier run has the same arm and seed, as after copying a folder."""
     first: dict[tuple[Arm, int], str] = {}
     left_out = {}
     for run, record in records.items():

@@ -1,8 +1,8 @@
-"""The colour, marker and dash of each arm, used by every figure, every table of a page and `faultline watch`.
+"""The colour, marker and dash of each arm of a sweep, used by every figure, every table of a page and `faultline watch`.
 
 The control is black. Any other uncorrected arm has the colour of its source of mismatch, usually its rollout precision. A
-precision has the same colour on every page. The corrections of a source have colours made from it, and differ in dash and marker
-too; a circle means none. If there are more sources than colours, those that share one differ in their markers and dashes.
+precision has the same colour on every page. Corrected arms of a source have shades of its colour, and differ in dash and marker;
+a circle means no correction. If there are more sources than colours, those that share a colour differ in marker and dash.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SPARE = tuple(
         "fp8_block_w8a16",
     )
 )
-"""Colours of sources of mismatch other than a precision, such as noise. Those that no precision of the sweep has come first."""
+"""Colours for sources of mismatch that are no precision, such as noise. A sweep uses those free of its precisions first."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
 """Markers of corrections in matplotlib's notation; the first one means no correction."""
 SOLID = "-"
@@ -62,13 +62,13 @@ DASHES = (
     (0, (1, 2)),
     (0, (8, 2)),
 )
-"""Dashes of lines in matplotlib's notation, so that lines differ on a grey print too."""
+"""Dashes of lines in matplotlib's notation. Lines of different arms also differ in them on a grey print."""
 
 Dash = str | tuple[int, tuple[float, ...]]
 
 
 class Mark(NamedTuple):
-    """The colour, marker and dash of an arm in figures. colour: #rrggbb on a light page. marker, dash: matplotlib's notation."""
+    """The look of an arm in figures. colour: #rrggbb on a light page. marker, dash: in matplotlib's notation."""
 
     colour: str
     marker: str
@@ -81,7 +81,7 @@ class Mark(NamedTuple):
 
 
 class Styled(NamedTuple):
-    """The properties of an arm that determine its `Mark`. source: its source of mismatch, see analysis.sources."""
+    """The properties of an arm that determine its `Mark`. source: its source of mismatch in words, from `sources.source_of`."""
 
     arm: str
     precision: str
@@ -92,10 +92,10 @@ class Styled(NamedTuple):
 
 @dataclass(frozen=True)
 class Marks:
-    """The marks (colour, marker, dash) of a sweep.
+    """The marks (colour, marker, dash) of a sweep's arms.
 
-    arms: mark by name of an arm. sources: mark of each source of mismatch without a correction. corrections: markers of each
-    correction; the first is for sources whose hue no other source has, the others are for shared hues.
+    arms: name of an arm -> its mark. sources: source of mismatch -> mark of its uncorrected arms. corrections: correction -> its
+    markers; the first is for arms of a source with a hue of its own, the next ones for further sources with the same hue.
     """
 
     arms: Mapping[str, Mark]
@@ -103,12 +103,12 @@ class Marks:
     corrections: Mapping[str, tuple[str, ...]]
 
     def source(self, name: str) -> Mark:
-        """The mark of a source of mismatch without a correction; for another name, a mark with the hue of that precision."""
+        """The mark of uncorrected arms of the source of mismatch `name`. If the sweep lacks it, its colour is the precision's."""
         return self.sources.get(name) or Mark(HUES.get(name, NEUTRAL), MARKERS[0], DASHES[0])
 
 
 def marks(arms: Iterable[Styled]) -> Marks:
-    """The marks (colour, marker, dash) of a sweep's arms, sources and corrections. An arm may be given more than once."""
+    """Choose the marks of a sweep's arms, sources of mismatch and corrections. An arm may be given more than once."""
     arms = sorted(set(arms), key=lambda arm: (coarseness(arm.precision), arm.precision, arm.source, arm.arm))
     own = {arm.source for arm in arms if arm.control}
     names = dict.fromkeys(arm.source for arm in arms)
@@ -134,7 +134,7 @@ def marks(arms: Iterable[Styled]) -> Marks:
 
 
 def _turns(sources: list[str], hues: Mapping[str, str]) -> dict[str, int]:
-    """Source of mismatch -> the number of earlier sources that have the same hue."""
+    """Source of mismatch -> the number of sources before it that have the same hue. hues: source -> #rrggbb."""
     seen: Counter[str] = Counter()
     turns = {}
     for name in sources:

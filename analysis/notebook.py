@@ -10,7 +10,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent / "notebooks"
 COLOURS = 64
-"""Number of colours of a picture's palette, which cuts the file to a third of its size."""
+"""Number of colours to which a picture is reduced, which makes its file a third as large."""
 
 
 def execute(source: Path, sweep: str, out: Path) -> Path:
@@ -34,7 +34,7 @@ def execute(source: Path, sweep: str, out: Path) -> Path:
 
 
 def _compressed(picture: str) -> str:
-    """A PNG in base64, reduced to a palette of colours."""
+    """A PNG in base64, reduced to COLOURS colours. picture: the PNG in base64."""
     from PIL import Image
 
     buffer = io.BytesIO()

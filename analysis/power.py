@@ -1,4 +1,4 @@
-"""`faultline power SWEEP`: the seeds that a claim needs, from the spread of the control."""
+"""`faultline power SWEEP`: the number of seeds that a claim about rewards needs, from the spread of the control's rewards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from analysis.statistics.planning import (
 from harness.errors import UserError
 
 LEVEL = 0.05
-"""Significance level of a claim."""
+"""Significance level of a claim about rewards."""
 
 
 def plan(
@@ -32,11 +32,11 @@ def plan(
     comparisons: int = 1,
     seeds: Collection[int] = (),
 ) -> pd.DataFrame:
-    """A row per control arm: its seeds, their spread, and the number of seeds an arm needs for each claim.
+    """A row per control arm: its seeds, the spread of their rewards, and the number of seeds that each claim needs per arm.
 
-    difference: true difference of the mean reward to be found. margin: that of a claim of equivalence. power: wanted probability
-    of success. comparisons: number of comparisons that share Holm's adjustment; the first must reach 5 % / comparisons. Needs are
-    given for the measured spread and for its upper 80 % limit. An exact test can reach the level with each of them.
+    difference: true difference of mean rewards to detect. margin: difference within which arms count as equivalent. power: wanted
+    probability of success. comparisons: number of comparisons under Holm's adjustment; the first must reach LEVEL / comparisons.
+    Numbers are given for the measured spread and its upper 80 % limit. With each, an exact test can reach the level.
     Raises UserError on a sweep without two ended runs of a control, on equal rewards, and on numbers out of bounds.
     """
     for name, value, most in (("--difference", difference, 1), ("--margin", margin, 1), ("--power", power, 0.999)):

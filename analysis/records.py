@@ -27,14 +27,14 @@ class Status(_Recorded):
 
 
 class Event(_Recorded):
-    """An event of a collapse detector. onset: the step at which, by the detector, the event began."""
+    """An event that a collapse detector reported. onset: the RL step at which the event began."""
 
     detector: Text
     onset: Step
 
 
 class Process(_Recorded):
-    """A process that computed a part of a run: its code, its packages and its machine."""
+    """A process that computed a part of a run: the version of its code, its packages and its machine."""
 
     commit: Text | None
     diff: Text | None
@@ -55,7 +55,7 @@ Kind = TypeVar("Kind", bound=_Recorded)
 
 
 def checked(kind: type[Kind], values: Any, origin: str, damage: list[str]) -> Kind | None:
-    """`values` validated as the type `kind`. None if they are invalid, with the reason added to `damage`."""
+    """`values` validated as the type `kind`; if they are invalid, None, and the reason is added to `damage` after `origin`."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -64,7 +64,7 @@ def checked(kind: type[Kind], values: Any, origin: str, damage: list[str]) -> Ki
 
 
 def onsets(events: Iterable[Mapping[str, Any]], config: Mapping[str, Any], origin: str, damage: list[str]) -> dict[str, int]:
-    """Detector -> step of onset, each counted once. An event of a detector that the run lacks is named in `damage`."""
+    """Detector -> onset of its first event. Invalid events, and those of a detector not in `config`, are named in `damage`."""
     first: dict[str, int] = {}
     for values in events:
         event = checked(Event, values, origin, damage)

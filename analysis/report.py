@@ -30,7 +30,7 @@ LISTED = 3
 ROWS = 24
 """Maximum number of arms for which the first figure has a row per arm; more would not fit on a screen."""
 BEGIN, END = "<!-- begin: faultline report {} -->", "<!-- end: faultline report {} -->"
-"""Marks in a Markdown file, between which `--into` writes the results of a sweep and its seeds."""
+"""Marks in a Markdown file, between which `--into` writes results. The braces stand for the sweep and its seeds."""
 
 
 def report(
@@ -86,7 +86,7 @@ def report(
 
 
 def _question(results: Results) -> tuple[str, str]:
-    """The sweep's main question, as (the question, the figure on the first screen)."""
+    """The sweep's main question, as (the question, the name of the figure on the page's first screen)."""
     if results.control_only:
         rates = len({config["actor"]["lr"] for config in results.configs.values()})
         return "where is the control stable?", "frontier" if rates > 1 else _first(results)
@@ -140,7 +140,7 @@ def _tables(results: Results) -> list[Section]:
 
 
 def _figures(results: Results) -> list[Section]:
-    """Sections of the figures, the first screen's first, and a list of the figures that have nothing to show."""
+    """A section per figure, that of the first screen first, and a section that lists the figures with nothing to show."""
     first = _question(results)[1]
     drawn, progress = {}, Progress(len(FIGURES))
     for name in [first, *(name for name in FIGURES if name != first)]:
@@ -172,7 +172,7 @@ def _page(results: Results, answer: list[str], figures: list[Section], sections:
 
 
 def _runs(results: Results, out: Path) -> dict[str, dict[str, Any]]:
-    """Run -> the arm, seed, folder and unshared settings that the page shows beside the run's curve."""
+    """Run -> arm, seed, link to its folder, and the settings that not all runs share, which the page shows beside its curve."""
     rows = {}
     for run, flat in results.flat.items():
         settings = {key: json.dumps(value) for key, value in flat.items() if key not in results.shared}
@@ -201,7 +201,7 @@ def _list(sentences: list[str]) -> str:
 
 
 def _print(results: Results, answer: list[str]) -> None:
-    """Print a row per arm with its seeds, or the matrix if there are many arms; then the answer and the caveats."""
+    """Print a row per arm with its seeds, or the matrix of arms if there are many of either; then the answer and the caveats."""
     few = results.runs.groupby("arm").size().max() <= LISTED and len(results.arms) <= PANEL
     table, note = (tables.runs(results), tables.LISTED) if few else (tables.matrix(results), tables.MATRIX)
     show(f"{results.name}. {note}", table)

@@ -1,4 +1,4 @@
-"""A sweep as one object: its DataFrames, and the statistics over them, each computed once."""
+"""A sweep as one object: DataFrames of its runs, and the statistics of them, each computed once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harness.arms import arms as named
 
 @dataclass(eq=False)
 class Results:
-    """The records of a sweep's runs, and the statistics over them. `analysis.load.load` makes one.
+    """The records of a sweep's runs, and the statistics of them. `analysis.load.load` returns one.
 
     name: name of the sweep. folder: the folder of its runs, None for W&B.
 
@@ -58,7 +58,7 @@ class Results:
 
     @cached_property
     def references(self) -> dict[str, str]:
-        """Arm -> the reference arm that it is compared with."""
+        """Arm -> the reference arm with which it is compared."""
         return arms.references(self.runs)
 
     @cached_property
@@ -85,7 +85,7 @@ class Results:
         return self.runs[self.runs.outcome != "unfinished"]
 
     def runs_but(self, keys: Collection[str]) -> pd.DataFrame:
-        """The ended runs, with arms named as if no run differed in the config keys `keys`."""
+        """The rows of the ended runs, with arms named as if no run differed in the config keys `keys`."""
         other = named(self.configs, keys)
         return self.ended.assign(**{part: [getattr(other[run], part) for run in self.ended.index] for part in Arm._fields})
 
@@ -113,7 +113,7 @@ class Results:
 
     @cached_property
     def measures(self) -> pd.DataFrame:
-        """A row per run: its held-out rewards, and statistics of its mismatch up to a collapse."""
+        """A row per run: last and best held-out reward, and statistics of its mismatch up to the onset of a collapse."""
         return measures.measures(self.runs, self.steps, self.rewards)
 
     @cached_property
@@ -123,17 +123,17 @@ class Results:
 
     @cached_property
     def combinations(self) -> pd.DataFrame:
-        """A row per arm, placed by its precision and correction and by its loss and setting."""
+        """A row per arm with its place in the matrix of precision and correction by loss and setting, and its outcome there."""
         return arms.combinations(self.runs, self.rewards.final)
 
     @cached_property
     def outcomes(self) -> pd.DataFrame:
-        """A row per arm: its outcome, and its comparison with its reference arm."""
+        """A row per arm: collapses, survival time and last reward of its runs, and their comparison with its reference arm."""
         return outcomes.outcomes(self.runs, self.rewards.final, self.references, self.combinations)
 
     @cached_property
     def pooled(self) -> pd.DataFrame:
-        """A row per precision and correction: the last reward pooled over losses and settings."""
+        """A row per precision and correction: the last held-out reward pooled over losses and settings."""
         return outcomes.pooled(self.runs, self.rewards.final)
 
     @cached_property
@@ -151,22 +151,22 @@ class Results:
 
     @cached_property
     def curves(self) -> list[dose.Curve]:
-        """The curves of reward over the dose of synthetic noise, one for each policy, correction and persistence."""
+        """Curves of reward over the K3 of synthetic noise: one per policy, loss, setting, correction and noise persistence."""
         return dose.curves(self.dosed)
 
     @cached_property
     def causes(self) -> pd.DataFrame:
-        """Counts of collapsed runs by the detector that dated the collapse and by its cause."""
+        """A row per arm, detector that dated a collapse, and cause of the collapse: the number of runs and their median onset."""
         return measures.causes(self.runs)
 
     @cached_property
     def costs(self) -> pd.DataFrame:
-        """A row per arm: seconds of a step, and the share of tokens discarded."""
+        """A row per arm: median seconds of an RL step, and the shares of tokens that the correction rejects or weights 0."""
         return measures.costs(self.runs, self.steps)
 
     @cached_property
     def probes(self) -> pd.DataFrame:
-        """The mismatch that probed precisions would have had if they had sampled the rollouts."""
+        """A row per arm and probed precision: the mismatch if this precision had sampled the rollouts."""
         return measures.probes(self.runs, self.steps, self.rewards.best, performance.HEALTHY)
 
     @cached_property
@@ -175,7 +175,7 @@ class Results:
 
     @cached_property
     def robustness(self) -> pd.DataFrame:
-        """A row per arm: its collapsed runs under other definitions of a drawdown."""
+        """A row per arm: the number of its runs that collapse under each of several definitions of a drawdown."""
         return definitions.robustness(self.runs, self.configs, self._curves)
 
     @cached_property
@@ -185,9 +185,9 @@ class Results:
 
     @cached_property
     def disagreements(self) -> list[str]:
-        """Sentences on runs whose recorded rows give another outcome than their recorded events."""
+        """A sentence per run and detector whose onset computed from the recorded rows differs from the recorded event's."""
         return definitions.disagreements(self.runs, self.configs, self._curves)
 
     def of(self, name: str) -> pd.Series:
-        """For each row of `steps`, the value of its run in the column `name` of `runs`."""
+        """For each row of `steps`, the value that its run has in the column `name` of `runs`."""
         return measures.per_row(self.steps, self.runs[name])

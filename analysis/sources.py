@@ -1,4 +1,4 @@
-"""The source of mismatch between a run's rollouts and its trainer, read from its config."""
+"""The source of the mismatch between a run's rollout engine and its trainer, read from the run's config."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from harness.arms import NONE, Arm
 
 NOISES = ("noise", "router_noise")
-"""Config keys of the local engine's synthetic mismatch."""
+"""Config keys of the local engine that add noise as a synthetic mismatch."""
 DOSE = [f"rollout.engine.{key}" for key in (*NOISES, *(f"{noise}_persistence" for noise in NOISES), "noise_seed")]
 """Config keys that define synthetic noise: its size, its persistence and its seed."""
 

@@ -22,13 +22,13 @@ from harness.progress import Progress
 from harness.room import TooLarge, bounded
 
 MOST = 1000
-"""Maximum number of metrics of a run. Each is a column of all runs, so a few rows of many names would fill the memory."""
+"""Maximum number of metrics of a run. Each becomes a column for all runs, so many names in a few rows would fill the memory."""
 VERSION = 5
-"""Version of the cache's layout; a cache of another version is rebuilt."""
+"""Version of the layout of the cache of runs. A cache of another version is rebuilt."""
 
 
 class Record(NamedTuple):
-    """The record of a run without its rows. config: with all defaults filled in. onsets: by detector. error: why the run failed.
+    """What a run recorded besides its rows. config: with all defaults filled in. onsets: by detector. error: why the run failed.
 
     metrics: names that the run recorded. damage: the unreadable part of its record.
     """
@@ -44,20 +44,20 @@ class Record(NamedTuple):
 
 
 class RunSource(NamedTuple):
-    """The place from which a run is read. signature: changes with the record. read: raises UserError if the run is unreadable."""
+    """The place from which a run is read. signature: changes with the record. read: gives record and rows; raises UserError."""
 
     signature: str
     read: Callable[[], tuple[Record, pa.Table]]
 
 
 def cache(source: str) -> Path:
-    """The cache file for a source's rows. It lies in the user's cache folder, since a file within the source may be forged."""
+    """The cache file for the runs of a sweep's source. It lies in the user's cache folder: one in the source may be forged."""
     root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     return root / "faultline" / f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.arrow"
 
 
 def rows_table(rows: pa.Table, run: str) -> pa.Table:
-    """A run's rows as a table of fp64 by step; of equal steps the later row counts. Raises UserError beyond MOST metrics."""
+    """A run's rows as an fp64 table by step. Of rows with equal steps the last counts. Raises UserError beyond MOST metrics."""
     step = rows["step"].to_numpy()
     if len(step) and not (np.diff(step) > 0).all():
         _, last = np.unique(step[::-1], return_index=True)
@@ -70,7 +70,7 @@ def rows_table(rows: pa.Table, run: str) -> pa.Table:
 
 
 def table_of(rows: list[dict[str, Any]], run: str) -> pa.Table:
-    """A run's rows as a table of numbers; a column that holds anything else is left empty."""
+    """A run's rows as a table of numbers. A column that contains anything else is left empty."""
     columns: dict[str, Any] = {"step": pa.array([row["step"] for row in rows], pa.int64())}
     for name in _few(list(dict.fromkeys(name for row in rows for name in row if name != "step")), run):
         values = [row.get(name) for row in rows]
@@ -97,7 +97,7 @@ def _whole(kind: pa.DataType) -> bool:
 
 
 def collect(sources: dict[str, RunSource], cache: Path) -> tuple[dict[str, Record], pa.Table, dict[str, str]]:
-    """Read all runs, unchanged ones from the file `cache`: (record by run, rows of all runs, reason by unreadable run)."""
+    """Read all runs, unchanged ones from the file `cache`. Returns (run -> record, rows of all, unreadable run -> reason)."""
     kept, table = _cached(cache, sources)
     missing = [run for run in sources if run not in kept]
     if not missing:
@@ -118,7 +118,7 @@ def collect(sources: dict[str, RunSource], cache: Path) -> tuple[dict[str, Recor
 
 
 def _read(sources: dict[str, RunSource], runs: list[str]) -> Iterator[tuple[str, Any]]:
-    """Read runs in parallel, alone if the others left too little memory. Yields (run, record and rows, or UserError)."""
+    """Read runs in parallel; one that lacks memory is read again alone. Yields (run, its (record, rows) or a UserError)."""
     alone = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # parsing releases the interpreter's lock
         for run, result in zip(runs, pool.map(lambda run: _try(run, sources[run].read), runs), strict=True):

@@ -1,4 +1,4 @@
-"""Tables for display: estimates and intervals in one cell, an arm in a row."""
+"""A sweep's tables for display: a row per arm, an estimate with its interval in one cell."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHOWN = {
     "log_ratio_max": ".2f",
     "persistence": ".2f",
 }
-"""Measure in the table of runs -> number format. Persistence is shown only if a run measured it."""
+"""Column of `Results.measures` in the table of runs -> number format. Persistence is shown only if a run measured it."""
 LISTED = "Each cell lists the seeds in order. K3 is the median over steps, ESS the minimum, |log ratio| the maximum."
 MATRIX = (
     "Each cell: collapsed of ended runs; mean last held-out reward (minimum to maximum); mean difference from the control of the "
@@ -56,7 +56,7 @@ REAL = (
 
 
 def runs(results: Results) -> pd.DataFrame:
-    """The table of runs: a row per arm, each cell listing a measure, or the outcome, of its seeds in order."""
+    """The table of runs: a row per arm. Each cell lists a measure, or the outcome, of the arm's seeds in order."""
     measured = results.measures
     shown = {name: form for name, form in SHOWN.items() if name != "persistence" or measured[name].notna().any()}
     cells = pd.DataFrame({name: measured[name].map(_number(form)) for name, form in shown.items()})
@@ -80,7 +80,7 @@ def _outcome(run: Any) -> str:
 
 
 def outcomes(results: Results) -> pd.DataFrame:
-    """The table of outcomes: `Results.outcomes` with each estimate and its interval in one cell."""
+    """The table of arms' outcomes: `Results.outcomes` with each estimate and its interval in one cell."""
     rows = []
     for row in results.outcomes.to_dict("records"):
         known = row["known"]
@@ -107,7 +107,7 @@ def outcomes(results: Results) -> pd.DataFrame:
 
 
 def equivalence(results: Results, margin: float) -> pd.DataFrame:
-    """The table of equivalence: each arm's difference in mean last reward from its reference, and tests against the margin."""
+    """The table of equivalence: each arm's mean last reward minus its reference arm's, and p of tests against `margin`."""
     rng, final, rows = np.random.default_rng(RESAMPLING), results.rewards.final[results.ended.index].dropna(), []
     arm = results.runs.arm[final.index]
     for name, reference in results.references.items():
@@ -141,7 +141,7 @@ def pooled(results: Results) -> pd.DataFrame:
 
 
 def estimate(row: dict, name: str, form: str, seeds: float) -> str:
-    """An estimate with its interval, `0.961 [0.952, 0.970]`; in parentheses if there are too few seeds for 95% coverage."""
+    """The estimate `name` of a row as text, `0.961 [0.952, 0.970]`. Parentheses mark too few seeds for 95% coverage."""
     if pd.isna(row.get(name)):
         return "–"
     if pd.isna(row[f"{name}_low"]):
@@ -164,20 +164,20 @@ def matrix(results: Results) -> pd.DataFrame:
 
 
 def warnings(results: Results) -> pd.DataFrame:
-    """The table of warnings: `Results.warnings` with the displayed names of the diagnostics."""
+    """The table of diagnostics as warnings of a collapse: `Results.warnings` with the diagnostics' displayed names."""
     table = results.warnings
     return table.assign(diagnostic=table.diagnostic.map(metric)) if len(table) else table
 
 
 def robustness(results: Results) -> pd.DataFrame:
-    """The table of robustness: `Results.robustness` with a column per definition of a drawdown."""
+    """The table of each arm's collapsed runs with a column per definition of a drawdown, from `Results.robustness`."""
     table = results.robustness.copy()
     table.columns = [column(name) for name in table]
     return table.rename_axis("arm").reset_index()
 
 
 def response(results: Results) -> pd.DataFrame:
-    """The table of dose and response: a row per curve, with the columns that RESPONSE explains."""
+    """The table of reward over noise: a row per dose-response curve, with the columns that RESPONSE explains."""
     margin, rows = results.margin or MARGIN, []
     for curve in results.curves:
         ends = [f"{values.mean():.3f}" for values in (curve.responses[0], curve.responses[-1])]
@@ -205,7 +205,7 @@ def _tolerated(curve: Curve, margin: float) -> str:
 
 
 def real(results: Results) -> pd.DataFrame:
-    """The table of real precisions: a row per policy and arm for whose correction there is a curve, as REAL explains."""
+    """The table of real precisions: a row per policy and arm whose correction has a dose-response curve, as REAL explains."""
     fitted = [curve for curve in results.curves if curve.level is not None]
     rows = []
     for arm in precisions(results.dosed):

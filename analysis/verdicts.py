@@ -1,4 +1,4 @@
-"""The findings of a sweep as sentences, each with counts and uncertainty."""
+"""The findings of a sweep in words; each sentence has the counts of runs and the uncertainty."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUESTIONS = {
     "correction": "Correction against no correction",
 }
 TESTS = {"collapse": "time to collapse", "reward": "last reward"}
-"""Prefix of a test's columns in `Results.outcomes` -> the compared quantity in words."""
+"""Prefix of a test's columns in `Results.outcomes` -> the quantity that the test compares between arms, in words."""
 SETTINGS = {
     "task.name": "task {}",
     "task.length": "length {}",
@@ -30,13 +30,13 @@ SETTINGS = {
     "actor.lr": "learning rate {:g}",
     "rollout.staleness": "staleness {}",
 }
-"""Config key -> words, for the settings that the report states first if all runs share them."""
+"""Config key -> format of its value in words, for settings that the report states first if all runs share them."""
 LISTED = 5
 """Maximum number of items listed in a sentence; the tables have the rest."""
 
 
 def answer(results: Results) -> list[str]:
-    """The answer to "does the rollout's precision matter, and does a correction help?", a paragraph per item."""
+    """The answer to "does the rollout's precision matter, and does a correction help?" as a list of paragraphs."""
     runs = results.ended
     worst = _worst(runs)
     proof = _proof(runs[runs.source == worst], results.outcomes) if worst else ""
@@ -62,7 +62,7 @@ def answer(results: Results) -> list[str]:
 
 
 def _finding(runs: pd.DataFrame, source: str) -> str:
-    """A sentence on a source of mismatch: collapsed runs without a correction and with each, in ascending order."""
+    """A sentence on a source of mismatch: how many runs collapsed without a correction and with each, in ascending order."""
     part, control = runs[(runs.source == source) & ~runs.control], runs[runs.control]
     plain = part[part.correction == "none"]
     corrected = sorted(part[part.correction != "none"].groupby("correction"), key=lambda group: group[1].event.mean())
@@ -80,7 +80,7 @@ def _worst(runs: pd.DataFrame) -> str:
 
 
 def _proof(runs: pd.DataFrame, table: pd.DataFrame) -> str:
-    """The clause `; 2 seeds prove nothing, at least 4 are needed`; "" if an exact test could be significant or does not exist."""
+    """The clause `; 2 seeds prove nothing, at least 4 are needed`; "" if an exact test could be significant or there is none."""
     tested = int(max(table[f"{test}_p"].notna().groupby(table.question).sum().max() for test in TESTS))
     seeds = int(runs.groupby("arm").size().max())
     if not tested or tested * tests.smallest_p(seeds, seeds) <= SIGNIFICANT:
@@ -115,7 +115,7 @@ def _states(runs: pd.DataFrame) -> str:
 
 
 def _stable(results: Results) -> str:
-    """Sentences on a sweep of controls alone: the number of settings that are healthy, and that collapsed."""
+    """Sentences on a sweep of controls alone: the numbers of settings in which runs reached a healthy reward, and collapsed."""
     runs = results.ended
     if runs.empty:
         return ""
@@ -143,14 +143,14 @@ def _by_source(runs: pd.DataFrame) -> list[str]:
 
 
 def _share(runs: pd.DataFrame) -> str:
-    """Collapsed runs as text, such as `1 of 5`, with a 95% interval if all runs are of one arm. Arms differ in their rate."""
+    """The collapsed ones of `runs` as text, such as `1 of 5`, with a 95% interval if all are of one arm. Arms differ in rate."""
     share = tests.fraction(int(runs.event.sum()), len(runs))
     band = f" (95% interval {share.lower:.0%} to {share.upper:.0%})" if runs.arm.nunique() == 1 else ""
     return f"{runs.event.sum()} of {len(runs)}{band}"
 
 
 def _where(runs: pd.DataFrame) -> str:
-    """The losses and settings of the collapsed runs, in parentheses; "" if `runs` have only one loss and setting."""
+    """The losses and settings in which runs collapsed, in parentheses; "" if `runs` have only one loss and setting."""
     place = (runs.loss + " " + runs.setting).str.strip()
     if place.nunique() < 2 or not runs.event.any():
         return ""
@@ -164,7 +164,7 @@ def _listed(parts: list[str], between: str = ", ") -> str:
 
 
 def _compatible(runs: pd.DataFrame) -> str:
-    """A sentence with the highest collapse rate compatible with the smallest arm without a collapse; arms are not pooled."""
+    """A sentence with the highest collapse rate that the smallest arm without a collapse leaves possible. Arms are not pooled."""
     arms = runs.groupby("arm").event.agg(["sum", "size"])
     fewest = arms["size"][arms["sum"] == 0].min()
     if pd.isna(fewest) or len(runs[["loss", "setting"]].drop_duplicates()) < 2:
@@ -210,7 +210,7 @@ def _control(results: Results) -> str:
 
 
 def _comparisons(table: pd.DataFrame, hopeless: bool) -> list[str]:
-    """Sentences on the comparisons that are significant after Holm's adjustment, or that none can be (if `hopeless`)."""
+    """Sentences on comparisons of arms that are significant after Holm's adjustment, or that none can be (if `hopeless`)."""
     sentences = []
     for question, title in QUESTIONS.items():
         for test, what in TESTS.items():
@@ -250,7 +250,7 @@ def _difference(row: dict, test: str) -> str:
 
 
 def _definitions(results: Results) -> str:
-    """A sentence with the numbers of runs that collapse under other definitions of a drawdown."""
+    """A sentence with the range of the number of runs that collapse over other definitions of a drawdown."""
     if not results.ended.event.any():
         return ""
     grid = results.robustness

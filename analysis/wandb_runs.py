@@ -1,4 +1,4 @@
-"""Reading runs from W&B, offline files or a server, as the folders' records. No other module of `analysis` imports wandb."""
+"""Reading runs from W&B, offline files or a server, as records like those of folders. Only this module imports wandb."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def offline(root: Path) -> dict[str, RunSource]:
 
 
 def read_offline(run: str, fragments: list[Path]) -> tuple[Record, pa.Table]:
-    """Read one run from its offline files, in the order in which they began, each up to any damage, which the record names."""
+    """Read one run from its offline files `fragments`, in the order in which they began. Each is read up to any damage."""
     from google.protobuf.message import DecodeError
     from wandb.proto.wandb_internal_pb2 import Record as Message  # type: ignore[attr-defined]  # made at import
 
@@ -88,7 +88,7 @@ def _items(items: Any) -> dict[str, Any]:
 
 
 def _records(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """(end, content) of each record of a W&B file, up to the first fragment that is short or fails its checksum."""
+    """Yield (byte offset of its end, content) for each record of a W&B file, up to the first damaged fragment."""
     at = 7  # after W&B's header of 7 bytes
     pieces: list[bytes] = []
     while at + HEADER.size <= len(data):
@@ -107,7 +107,7 @@ def _records(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _damaged(data: bytes, end: int) -> bool:
-    """Whether a W&B file has anything but padding zeros after its last sound record."""
+    """Whether a W&B file has anything but padding zeros after `end`, the end of its last undamaged record."""
     return bool(data[max(end, 7) :].strip(b"\0")) or not data.startswith(b":W&B")
 
 
@@ -168,7 +168,7 @@ def _run(
 
 
 def _row(values: dict[str, Any]) -> dict[str, Any] | None:
-    """A row of W&B in the format of a run's folder; None if it has no step."""
+    """A row of W&B's history in the format of a row in a run's folder; None if it has no step."""
     step = values.get("_step")
     if not isinstance(step, int | float) or not (0 <= step <= LAST_STEP and step == int(step)):
         return None
@@ -176,5 +176,5 @@ def _row(values: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _number(value: Any) -> Any:
-    """A value of W&B as a number; W&B writes non-finite numbers as words."""
+    """A value of W&B as a float if it is a word such as "NaN", which W&B writes for a non-finite number; else unchanged."""
     return float(value) if value in ("NaN", "Infinity", "-Infinity") else value

@@ -1,4 +1,4 @@
-"""Benchmarks that report speed as ratios. The sides of a ratio take turns, so that a busy machine slows them alike.
+"""Benchmarks that report speeds as ratios. The programs compared take turns, so that a busy machine slows them alike.
 
-Each file is a benchmark with a generator `cases`, except the helper `measure`. `python -m benchmarks NAME` runs one.
+Each file is a benchmark with a generator `cases` of comparisons, except `measure`. `python -m benchmarks NAME` runs one.
 """

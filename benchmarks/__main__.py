@@ -1,4 +1,4 @@
-"""Command line `python -m benchmarks NAME`: runs one benchmark from the root of a checkout. `make bench` runs all."""
+"""Command line `python -m benchmarks NAME`, which runs one benchmark from the root of a checkout. `make bench` runs all."""
 
 import importlib
 import os
@@ -14,7 +14,7 @@ SMOLLM2 = Path("models/smollm2")
 
 
 def main(name: str, *arguments: str) -> None:
-    """Run a benchmark on one thread, after printing its subject and the machine. A missing requirement is reported instead."""
+    """Print the subject of a benchmark and the machine, then run it on one thread, or report what it needs but is missing."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     sys.path.append(str(ORACLES))
     part = importlib.import_module(f"benchmarks.{name}")

@@ -1,6 +1,6 @@
 """Log-probability and entropy of a large vocabulary, against all logits at once and TRL's fused head.
 
-The model is a Qwen3 of an embedding, a norm and the head alone. Each way also computes the gradient of log π by head and norm.
+The model is a Qwen3 reduced to an embedding, a norm and the head. One case also computes the gradient of log π by head and norm.
 """
 
 import copy
@@ -21,7 +21,7 @@ VOCABULARY, TOKENS = 49_152, 2048
 
 
 def cases() -> Iterator[Case]:
-    """Generate a case with gradient and one without. Each compares three ways: Faultline's, all logits at once, TRL's."""
+    """Generate a case with gradient and one without; each compares Faultline's head, all logits at once, and TRL's fused head."""
     sizes = qwen3_sizes(hidden=576, layers=1, heads=9, kv_heads=3, head=64, mlp=8).model_copy(update={"num_hidden_layers": 0})
     net = build(qwen3_config(sizes, VOCABULARY, TOKENS + 1), 0)
     torch.nn.init.normal_(net.lm_head.weight, std=0.1)  # as sharp as a trained model's logits

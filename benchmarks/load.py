@@ -21,12 +21,12 @@ from harness.compose import compose
 from harness.run.folder import RunFolder
 
 RUNS, STEPS, METRICS, DIFFERENT = 500, 1000, 60, 10
-"""Size of the synthetic sweep. Each arm has DIFFERENT runs with numbers of their own, because to generate all 500 takes long."""
+"""Size of the synthetic sweep. Each arm has DIFFERENT distinct runs, which repeat, because generating all 500 would take long."""
 ARMS = [(loss, name) for loss in ("ppo", "gspo", "cispo", "pg", "topr") for name in ("fp32", "fp8_tensor")]
 
 
 def cases() -> Iterator[Case]:
-    """Generate two cases: to read the sweep and to report it, each with an empty cache and then with a full one."""
+    """Generate two cases, reading a sweep of 500 runs and reporting it, each with an empty cache and then with a full one."""
     os.environ["MPLCONFIGDIR"] = matplotlib.get_cachedir()  # its list of fonts was made once
     with tempfile.TemporaryDirectory() as folder:
         files = _write(sweep := Path(folder) / "bench")
@@ -39,7 +39,7 @@ def cases() -> Iterator[Case]:
 
 
 def _cold_and_cached(folder: str, run: Callable[[], object]) -> dict[str, Callable[[], object]]:
-    """Return two functions: one that calls `run` with an empty cache, and one that calls it with the cache filled before."""
+    """Return two functions by name: one calls `run` with an empty cache, the other with the cache that an earlier call filled."""
 
     def cold() -> None:
         os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(dir=folder)
@@ -72,7 +72,7 @@ def _write(sweep: Path) -> list[Path]:
 
 @functools.cache
 def _rows(mismatched: bool, collapse: int | None, seed: int) -> str:
-    """The metrics file of a run as text. Its reward, at every tenth step, rises to 0.9, or falls at step `collapse`."""
+    """The text of a run's metrics file. The reward rises to 0.9 and, unless `collapse` is None, falls to 0.05 at that step."""
     rng, lines = np.random.default_rng(seed), []
     for step in range(STEPS + 1):
         reward = 0.05 if collapse is not None and step >= collapse else 0.4 + 0.5 * min(step / 400, 1) + rng.normal(0, 0.01)

@@ -1,4 +1,4 @@
-"""Measurement for all benchmarks: the time of calls that take turns, ratios with their spread, the peak memory of a call."""
+"""Measurement for all benchmarks: times of calls that take turns, ratios of times with their spread, peak memory of a call."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 
 def own() -> float:
-    """Processor seconds of this process. Other processes do not count, except for the caches that they occupy."""
+    """Processor seconds of this process so far. Other processes matter only through the processor caches that they occupy."""
     return time.process_time()
 
 
 def children() -> float:
-    """Processor seconds of the processes that this one has started and waited for."""
+    """Processor seconds, so far, of the processes that this one has started and waited for."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 class Case(NamedTuple):
-    """A comparison of several calls, the `runs` by name. The first is the reference of the others.
+    """A comparison of several functions by the time of a call. runs: functions by name; the others are compared with the first.
 
-    rounds: number of measured rounds. clock: function that reads the time in seconds. warm: whether an extra first round, in
-    which kernels are chosen, is left out. tokens: number of tokens that a call makes; None if it makes none. memory: whether
-    the peak memory of a call is measured.
+    rounds: number of measured rounds, each calling every function. clock: function that reads the time in seconds. warm: whether
+    an extra first round, in which kernels are chosen, is left out. tokens: number of tokens that a call generates; None if none.
+    memory: whether the peak memory of a call is measured.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Case(NamedTuple):
     memory: bool = False
 
     def report(self) -> str:
-        """Measure the calls, and return a line for each: median and range of its seconds, and its ratio to the first call."""
+        """Measure the functions, and return a line for each: median and range of its time, and its ratio to the first one."""
         seconds: dict[str, list[float]] = {name: [] for name in self.runs}
         for _ in range(self.rounds + self.warm):
             for name, run in self.runs.items():
@@ -63,13 +63,13 @@ class Case(NamedTuple):
 
 
 def ratio(ours: list[float], theirs: list[float]) -> str:
-    """Median and quartiles of ours/theirs over the rounds, as text such as "2.41 (2.30 to 2.52)"."""
+    """Median and quartiles of ours/theirs, two lists of seconds by round, as a string such as "2.41 (2.30 to 2.52)"."""
     each = sorted(a / b for a, b in zip(ours, theirs, strict=True))
     return f"{median(each):.2f} ({each[len(each) // 4]:.2f} to {each[-1 - len(each) // 4]:.2f})"
 
 
 def peak(run: Callable[[], object]) -> int:
-    """Increase of the process's resident memory during a call, from its start to its maximum, in bytes."""
+    """Increase of this process's resident memory during a call of `run`, from its start to its maximum, in bytes."""
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     before = _status("VmRSS")
@@ -84,7 +84,7 @@ def _status(key: str) -> int:
 
 @contextmanager
 def trainer(*overrides: str) -> Iterator[Trainer]:
-    """Context manager that gives the trainer of a run before its first step, without evaluation, in a temporary folder."""
+    """Context manager of a run's trainer before its first step, without evaluation, in a temporary folder. overrides: Hydra's."""
     from harness.compose import compose
     from harness.config import parse
     from harness.run.folder import RunFolder

@@ -22,7 +22,7 @@ TOKENS, LENGTH, PER_STEP = 10_000_000, 1000, 1000
 
 
 def cases() -> Iterator[Case]:
-    """Yield two comparisons with verl's correction of a single bound, which reads no dump: replay of all bounds, and of one."""
+    """Generate two cases, replay of a dump at all bounds and at one bound, each against verl's correction with one bound."""
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 
     def verl(batches: Iterable[Batch]) -> None:
@@ -58,7 +58,7 @@ def _correct(dump: Dump) -> None:
 
 
 def _write(folder: Path) -> Path:
-    """Write a dump whose log ratios have the tail of Student's t with 4 degrees of freedom, in four turns."""
+    """Write a dump of four turns per response, whose log π − log μ have the tail of Student's t with 4 degrees of freedom."""
     rng = np.random.default_rng(0)
     for step in range(TOKENS // LENGTH // PER_STEP):
         rollout = -rng.exponential(1.0, (PER_STEP, LENGTH)).astype(np.float32)

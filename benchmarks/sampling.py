@@ -1,8 +1,8 @@
 """Tokens per second of the local engine and of transformers' `generate`, by the same weights and prompts.
 
-The default run's batch is sampled in two ways: as it is, so that samples of a prompt share their common tokens, and as single
-samples of different prompts. In the other cases no two prompts and hardly any two responses are equal, and `generate` has a
-static cache. All responses have the full length.
+The default run's model samples two batches: the run's own, where samples of a prompt share the work on their common tokens, and
+one sample each of different prompts. In the other cases no two prompts and hardly any two responses are equal, and `generate`
+has a static cache. All responses have the full length.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ STATIC = {"cache_implementation": "static", "disable_compile": True}
 
 
 def cases() -> Iterator[Case]:
-    """Generate cases: the default run's starting policy, a small random model at three lengths, and SmolLM2."""
+    """Generate cases of the default run's starting policy, of a small random model at three lengths, and of SmolLM2."""
     config = parse(compose("tracking=disabled"))
     net, prompts, held_out = start(config, task := build_task(config))
     asked, samples = config.rollout.prompts, config.rollout.group_size
@@ -50,12 +50,12 @@ def cases() -> Iterator[Case]:
 
 
 def _different(net: Any, rows: int) -> Tensor:
-    """Random prompts [rows, PROMPT] from `net`'s vocabulary, hardly any two of which are equal."""
+    """Random prompts, token ids [rows, PROMPT] from the vocabulary of `net`, hardly any two of which are equal."""
     return torch.randint(3, net.config.vocab_size, (rows, PROMPT), generator=generator(0, "bench"))
 
 
 def _case(name: str, net: Any, compute: str, prompts: Tensor, length: int, **settings: object) -> Case:
-    """Compare both engines by the same weights and prompts. Each samples from the whole distribution."""
+    """Return a case of the local engine and transformers' `generate`, by the same weights and prompts, without top-p or top-k."""
     engine = LocalEngine(net.config, PrecisionConfig(name=compute, compute=compute, weights=None, activations=None))
     engine.load_weights(net.eval().named_parameters(), 0)
     uniforms = torch.rand(len(prompts), length, generator=generator(1, "bench"))

@@ -26,7 +26,7 @@ OVERRIDES = ("+experiment=smollm2/base", "rollout/precision=fp32", f"task.answer
 
 
 def cases(who: str = "") -> Iterator[Case]:
-    """Generate the first step of one side, "ours" or "TRL". Without `who`, run each side in a process of its own."""
+    """Generate the case of one side's first step, `who` being "ours" or "TRL". Without it, run each side in its own process."""
     if not who:
         for side in ("ours", "TRL"):
             subprocess.run([sys.executable, "-W", "ignore", "-m", "benchmarks", "smollm2", side], check=True)

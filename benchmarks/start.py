@@ -1,6 +1,6 @@
 """Processor time of a start, of a run in a process of its own, and of one forked as in a packed sweep.
 
-The lower limit is a process that only imports, as a run does, torch, transformers' Qwen3 and DeepSpeed.
+The lower limit is a process that does nothing but import torch, transformers' Qwen3 and DeepSpeed, as every run must.
 """
 
 import importlib
@@ -26,7 +26,7 @@ RUNS = {"the default config": (), "edge/fp32": ("+experiment=edge/fp32",), "edge
 
 
 def cases() -> Iterator[Case]:
-    """Generate one case. Its first round makes the warm starts that all other rounds find."""
+    """Generate one case of all kinds of start. Its first round writes the warm-start policies that the other rounds find."""
     seeds = count()
     with uncollected():  # as in sweeps/launchers/preloaded.py
         train = importlib.import_module("harness.run.loop").train
@@ -50,7 +50,7 @@ def _run(*command: str) -> None:
 
 
 def _forked(train: Callable[..., object], seeds: count, *overrides: str) -> None:
-    """Train a run in a forked copy of this process."""
+    """Train a run, with the overrides of its config and the next seed, in a forked copy of this process."""
     config = parse(compose(*overrides, f"seed={next(seeds)}"))
     child = os.fork()
     if not child:

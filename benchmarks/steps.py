@@ -1,6 +1,6 @@
 """One RL step in several ways: equal rows computed once, compiled blocks, ZeRO's stages, a mixture of experts.
 
-Their trainers take turns, step by step, from the same start. As the policy learns, more rows become equal.
+The trainers of these ways take turns, step by step, from the same start. As the policy learns, more rows become equal.
 """
 
 import os
@@ -24,12 +24,12 @@ WAYS = {
         for arm in ("fp32", "w4a4")
     },
 }
-"""Subject of a comparison -> name of each way -> overrides of its run."""
+"""Subject of a comparison -> name of each way to compute a step -> overrides of the config of a run that computes this way."""
 SPANS = {"early": range(3, 13), "around step 30": range(29, 40), "from step 75": range(76, 99)}
 
 
 def cases() -> Iterator[Case]:
-    """Generate, for each entry of WAYS, a case of the first step, which compiles, and a case per span of later steps."""
+    """Generate, for each entry of `WAYS`, a case of the first step, which compiles, and one per later span in `SPANS`."""
     with tempfile.TemporaryDirectory() as cache, patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=cache):
         for what, ways in WAYS.items():
             with ExitStack() as stack:
@@ -44,7 +44,7 @@ def cases() -> Iterator[Case]:
 
 
 def _steps(stack: ExitStack, way: str, overrides: tuple[str, ...]) -> Callable[[], object]:
-    """Return a function that trains the next step of a run. The way "every row" also computes rows that equal others."""
+    """Return a function that trains the next step of a run. With way="every row", rows that equal others are computed too."""
     steps = map(stack.enter_context(trainer(*overrides)).step, count(1))
     if way != "every row":
         return partial(next, steps)

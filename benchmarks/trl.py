@@ -1,9 +1,8 @@
 """One RL step, fp32, from prompts to the optimizer, against TRL's GRPOTrainer.
 
-Both train the same weights on as many prompts, responses and tokens, by GRPO with one optimizer step per batch. TRL generates
-by transformers. It does not score the old policy, which one step per batch does not need; Faultline's run scores it exactly.
-Steps take turns in one process. The speed of TRL's steps does not depend on what the policy has learned; that of Faultline's
-steps does.
+Faultline and TRL train the same weights on equally many prompts, responses and tokens, by GRPO with one optimizer step per batch.
+TRL generates with transformers. It does not score the old policy, which one step per batch does not need; Faultline's run scores
+it exactly. Steps take turns in one process. What the policy has learned changes the speed of Faultline's steps, but not of TRL's.
 """
 
 import os
@@ -32,7 +31,7 @@ RUNS = {"the default run": ("rollout/precision=fp32",), "the demo, a mixture of 
 
 
 def cases() -> Iterator[Case]:
-    """Generate cases of the first steps and of later ones, for each run of RUNS."""
+    """Generate, for each run of `RUNS`, a case of its first steps and a case of later ones."""
     for what, overrides in RUNS.items():
         with trainer(*overrides) as run:
             runs = {"ours": partial(next, map(run.step, count(1))), "TRL": _theirs(run.config)}
@@ -61,7 +60,7 @@ def _theirs(config: Config) -> Callable[[], None]:
 def grpo(
     net: PreTrainedModel, config: Config, reward: Callable[..., list[float]], tokenizer: Any, prompts: list[str], length: int
 ) -> Callable[[], None]:
-    """Return a function that trains one step of TRL, from prompts to the optimizer; TRL's loop waits in a thread."""
+    """Return a function that trains one step of TRL, from prompts to optimizer. Between calls TRL's loop waits in a thread."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
@@ -106,7 +105,7 @@ def grpo(
 
 
 def _tokenizer(task: Chain) -> PreTrainedTokenizerFast:
-    """Return a tokenizer that writes number n as "n". Its first token also stands for padding and end, which never occur."""
+    """Return a tokenizer that writes token n as "n". The start token also stands for padding and end, which never occur."""
     words, special = {str(number): number for number in range(task.vocab_size)}, str(task.bos)
     tokenizer = Tokenizer(models.WordLevel(words, unk_token=special))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

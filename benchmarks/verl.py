@@ -26,7 +26,7 @@ TOKEN_TIS = OBJECTIVE._replace(correction=Correction(weight=SPEC.weight))
 
 
 def cases() -> Iterator[Case]:
-    """Generate, at each shape, a case of the forward pass, one with backward, and one of token truncation beside the loss."""
+    """Generate, per batch shape, a case of the forward pass, one with backward, and one of token truncation beside the loss."""
     theirs = _verl()
     for rows, columns in SHAPES:
         shape = f"{rows} responses of up to {columns} tokens"
@@ -39,7 +39,7 @@ def cases() -> Iterator[Case]:
 
 
 def _ours(logp: Tensor, batch: Batch, backward: bool) -> Tensor:
-    """Compute the loss with Faultline's code, and all its diagnostics, which include those of verl."""
+    """Compute correction, loss and all diagnostics, which include those of verl, with Faultline's code; return the loss."""
     logp = logp.detach().requires_grad_(backward)
     corrected, rows = correct_with_diagnostics(batch, SPEC)
     loss, _ = OBJECTIVE(logp, batch, corrected, Counts.of(corrected.counted))
@@ -50,7 +50,7 @@ def _ours(logp: Tensor, batch: Batch, backward: bool) -> Tensor:
 
 
 def _verl() -> Callable[[Tensor, Batch, bool], Tensor]:
-    """Return a function that computes correction, metrics and loss by verl's code."""
+    """Return a function that computes correction, metrics and loss with verl's code, and returns the loss."""
     from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
     from verl.workers.config.actor import ActorConfig
@@ -71,7 +71,7 @@ def _verl() -> Callable[[Tensor, Batch, bool], Tensor]:
 
 
 def _truncation(logp: Tensor, batch: Batch) -> dict[str, Callable[[], object]]:
-    """Return two calls on log-probabilities alone, without a model: loss with backward, and the correction before it."""
+    """Return two functions on log-probabilities, without a model: the loss with backward, and the correction that precedes it."""
     corrected = correct(batch, TOKEN_TIS.correction)
     counts = Counts.of(corrected.counted)
     return {
@@ -81,7 +81,7 @@ def _truncation(logp: Tensor, batch: Batch) -> dict[str, Callable[[], object]]:
 
 
 def _batch(rows: int, columns: int) -> tuple[Tensor, Batch]:
-    """Return log π_θ [B, T] and a ragged batch, of which some tokens are clipped and some rows rejected."""
+    """Return random log π_θ [rows, columns] and a ragged batch, some of whose tokens are clipped and some rows rejected."""
     generator = torch.Generator().manual_seed(0)
     normal = functools.partial(torch.randn, rows, columns, generator=generator)
     old = -2 * torch.rand(rows, columns, generator=generator)

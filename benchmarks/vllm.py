@@ -23,12 +23,12 @@ MODELS = {
     "the demo's model": (qwen3_sizes(hidden=64, layers=3, heads=2, kv_heads=1, head=32, mlp=192), 256, 16),
     "a larger model": (qwen3_sizes(hidden=512, layers=13, heads=8, kv_heads=4, head=64, mlp=2048), 32, 32),
 }
-"""Benchmarked models: name -> (sizes, number of responses, tokens of each response)."""
+"""Benchmarked models: name -> (sizes of the model, number of responses in a batch, number of tokens per response)."""
 VOCABULARY, PROMPT = 64, 4
 
 
 def cases() -> Iterator[Case]:
-    """Generate cases of a sync and of a batch of each model, in each precision that vLLM computes on this machine."""
+    """Generate a case of syncing weights and one of sampling a batch, per model and precision that vLLM has on this machine."""
     for model, (sizes, rows, length) in MODELS.items():
         net = build(qwen3_config(sizes, VOCABULARY, PROMPT + length), 0)
         prompts = torch.randint(0, VOCABULARY, (rows, PROMPT), generator=generator(0, "bench"))

@@ -1,7 +1,8 @@
-"""Runs of a benchmark: an entry, such as a correction, in each regime of a set and with each of a few seeds.
+"""Plan and read the runs of a benchmark: an entry, such as a correction, in each regime of a set and with each of a few seeds.
 
-A set of regimes maps a name to config overrides, which choose a bed and a source of mismatch. An entry is further overrides. Its
-reference in a regime is the same bed without a correction, and the exact control, which is the bed without a source of mismatch.
+A set of regimes maps a name to config overrides, which choose a bed (model, task, learning rate and loss) and a source of
+mismatch. An entry consists of further overrides. Its references in a regime are the same bed without a correction, and the exact
+control: the bed without a source of mismatch.
 """
 
 from __future__ import annotations
@@ -27,25 +28,25 @@ from harness.run.folder import FINISHED
 from harness.yaml_file import read_yaml
 
 SEEDS = STUDIED[:3]
-"""Seeds of a benchmark, the first three of the study of the verdict."""
+"""Training seeds of a benchmark: the first three seeds of the study of the verdict."""
 EXACT = (
     "rollout/precision=fp32", "rollout.kv_cache=compute", "rollout.staleness=0", "rollout.partial_tokens=null",
     "rollout.engine.noise=0.0", "rollout.engine.noise_persistence=0.0", "rollout.engine.router_noise=0.0",
     "rollout.engine.router_noise_persistence=0.0", "rollout.engine.router_dtype=compute", "rollout.engine.head_dtype=compute",
     "correction=none",
 )  # fmt: skip
-"""Overrides that take every source of mismatch of the local engine out of a regime: what is left is its exact control."""
+"""Config overrides that remove every source of mismatch of the local engine from a regime, which leaves its exact control."""
 BED = ("seed", "steps", "task", "model", "warmstart", "rollout", "evaluation", "collapse")
-"""Sections of a config that belong to a regime. An entry that changed one could not be compared with the others."""
+"""Config sections that belong to a regime. An entry that changed one could not be compared with other entries."""
 PLAIN = {"loss": "pg", "advantage": "reinforce", "correction": "none"}
-"""Config group of an entry -> the option that a function or a file of the user's own replaces."""
+"""Config group -> the option on which an entry's own function or YAML file for that group builds."""
 
 Regimes = Mapping[str, Sequence[str]]
-"""Name of a regime -> its overrides."""
+"""Name of a regime -> the config overrides that choose it."""
 
 
 class Planned(NamedTuple):
-    """A run of a benchmark. Its folder is `config.path`."""
+    """A planned run of a benchmark: one entry, regime and seed. The run's folder is `config.path`."""
 
     entry: str
     regime: str
@@ -54,12 +55,12 @@ class Planned(NamedTuple):
 
 
 def of_study(regime: Regime) -> list[str]:
-    """The overrides of a regime of the study of the verdict."""
+    """The config overrides that choose a regime of the study of the verdict."""
     return [f"+regime/bed={regime.bed}", f"+regime/source={regime.source}"]
 
 
 def read_regimes(file: Path) -> dict[str, list[str]]:
-    """Read a set of regimes from a YAML file: name -> overrides, a text or a list of texts. Raises UserError on anything else."""
+    """Read a set of regimes from YAML: name -> overrides, a string or a list of strings. Raises UserError on other content."""
     content = read_yaml(file)
     if not isinstance(content, dict) or not content:
         raise UserError(f'{file}: holds no regimes; write NAME: "+regime/bed=dense +regime/source=int8", one a line')
@@ -73,11 +74,11 @@ def read_regimes(file: Path) -> dict[str, list[str]]:
 
 
 def overrides(words: Sequence[str]) -> list[str]:
-    """Turn the words of an entry into Hydra overrides.
+    """Turn the words of an entry, such as loss=gspo, into Hydra overrides.
 
-    `loss`, `advantage` and `correction` also take `module:function`, and a YAML file with the keys of that group. The function of
-    a correction is a filter. A word FILE.yaml is a file with keys of a whole config. Raises UserError on a file without keys, and
-    on several values for a key.
+    `loss`, `advantage` and `correction` also take `module:function`, or a YAML file with the keys of that group. The function of
+    a correction is used as a filter. A word FILE.yaml names a file with keys of the whole config. Raises UserError on a file
+    without keys, and on a word with several values.
     """
     found: list[str] = []
     for word in words:
@@ -107,9 +108,9 @@ def _from_file(file: Path, group: str) -> list[str]:
 
 
 def plan(entry: str, words: Sequence[str], regimes: Regimes, seeds: Collection[int], *settings: str) -> list[Planned]:
-    """The runs of an entry: each regime with each seed. words: its overrides. settings: overrides of all runs, as run.sweep=NAME.
+    """Plan the runs of an entry: each regime with each seed. words: the entry's overrides. settings: overrides of all these runs.
 
-    The entries NONE and CONTROL have no words. Raises UserError if an entry changes a section of BED, and on wrong overrides.
+    The entries NONE and CONTROL have no words. Raises UserError if an entry changes a section in BED, and on wrong overrides.
     """
     runs: list[Planned] = []
     own = [*(EXACT if entry == CONTROL else ()), *overrides(words)]
@@ -132,7 +133,7 @@ def _check_bed(entry: str, composed: Mapping[str, Any], bed: Mapping[str, Any]) 
 
 
 def in_order(runs: Sequence[Planned]) -> list[Planned]:
-    """Order runs so that those which make a warm start come first, and none waits for another's."""
+    """Order the runs so that one run per warm start comes first. It makes the warm start, which the other runs then reuse."""
     met: dict[str, int] = {}
     places = []
     for run in runs:
@@ -143,10 +144,11 @@ def in_order(runs: Sequence[Planned]) -> list[Planned]:
 
 
 def ended(runs: Sequence[Planned]) -> pd.DataFrame:
-    """A row per run that has ended, as `analysis.statistics.benchmark` takes them, with its digest.
+    """Table with a row per ended run, in the columns that `analysis.statistics.benchmark` reads, and the run's digest.
 
-    trainer, sampler: means of the last LAST evaluations of both policies on held-out prompts. start: the first of the trainer's.
-    k3: median of the first 20 steps in nats per token. persistence: over 20 syncs, 0 if unmeasured. tokens: of a response.
+    trainer, sampler: mean held-out reward of each policy over the last LAST evaluations. start: first reward of the trainer's
+    policy. k3: median of the first 20 steps, in nats per token. persistence: that of the mismatch over 20 syncs, 0 if unmeasured.
+    tokens: mean length of a response.
     """
     columns = ["entry", "regime", "seed", "digest", "outcome", "start", "trainer", "sampler", "k3", "persistence", "tokens"]
     rows = []
@@ -168,5 +170,5 @@ def ended(runs: Sequence[Planned]) -> pd.DataFrame:
 
 
 def references(regimes: Regimes, seeds: Collection[int], *settings: str) -> list[Planned]:
-    """The runs without correction and of the exact control. A control that regimes share is planned once for each."""
+    """Plan the runs without a correction and those of the exact control. A control that regimes share is planned for each."""
     return [run for entry in (NONE, CONTROL) for run in plan(entry, (), regimes, seeds, *settings)]

@@ -1,11 +1,11 @@
-"""`make demo`: which mismatch harms a small run, what the verdict says of it, and what following it did.
+"""`make demo`: find the mismatch that harms a small run most, ask for the verdict on it, and train as the verdict proposes.
 
     python -m experiments.demo 80,81
     python -m experiments.demo 80 steps=40        # with overrides for all runs
 
 An exact control, BF16, FP8 and W4A4 rollouts, and a synthetic error of one size, fresh and fixed, train without correction.
 `faultline replay` then reads the first dump of the arm that ends furthest below the control. That arm trains again with the
-settings that the verdict proposes. The last line compares the three. Each command skips runs that have ended.
+settings that the verdict proposes. The last line compares control, harmed arm and corrected arm. Ended runs are not repeated.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ ARMS = {
     "fresh": "synthetic error, fresh",
     "fixed": "synthetic error, fixed",
 }
-"""Experiment of the demo -> its name in the table."""
+"""Arm, which the option demo/ARM of +experiment sets up -> its name in the table."""
 EARLY = 20
-"""Number of first steps whose median K3 the table shows."""
+"""Number of steps at the start of a run whose median K3 the table shows."""
 
 
 class End(NamedTuple):
-    """Means over an arm's seeds: K3 of the first steps in nats per token, and the last held-out rewards of both policies."""
+    """The end of an arm: median K3 of the first steps in nats per token, mean last held-out rewards of trainer and sampler."""
 
     k3: float
     trainer: float
@@ -46,7 +46,7 @@ class End(NamedTuple):
 
 
 def main(words: list[str]) -> None:
-    """Run the demo with the seeds of the command line, and its overrides. Raises UserError if there are no seeds."""
+    """Run the demo. words: seeds separated by commas, then config overrides of all runs. Raises UserError without seeds."""
     try:
         seeds = [int(word) for word in words[0].split(",")]
     except (IndexError, ValueError):
@@ -69,12 +69,12 @@ def main(words: list[str]) -> None:
 
 
 def paths(arm: str, seeds: list[int], *settings: str) -> list[Path]:
-    """Folders of an arm's runs, one a seed, in the order of the seeds."""
+    """Folders of an arm's runs with the config overrides `settings`, one folder per seed, in the order of the seeds."""
     return [parse(compose(f"+experiment=demo/{arm}", f"seed={seed}", *settings)).path for seed in seeds]
 
 
 def end(results: Results, runs: list[Path]) -> End:
-    """Read how an arm ended: the mean of its last LAST evaluations, over all its runs."""
+    """Read the end of an arm: K3 over the first EARLY steps, and rewards over the last LAST evaluations, of all its runs."""
     steps = results.steps[results.steps.run.isin([path.name for path in runs])]
     judged = steps.dropna(subset=["eval/reward"]).groupby("run", observed=True).tail(LAST)
     early = steps[steps.step < EARLY]["rollout_corr/k3_kl"].median()
@@ -82,9 +82,9 @@ def end(results: Results, runs: list[Path]) -> End:
 
 
 def proposed(verdict: dict[str, Any]) -> list[str]:
-    """The overrides that an answer of `faultline replay --json` proposes for the trainer's policy; empty for no correction.
+    """Config overrides that `faultline replay --json` proposes for deploying the trainer's policy; empty for no correction.
 
-    A rule that the study of the verdict has tested goes before the proposal by the dump's size alone.
+    The choice of a rule that the study of the verdict has tested takes precedence over the proposal made from the dump alone.
     """
     tested = [one for one in verdict["deployed"] if one["policy"] == "trainer" and one["rule"]]
     chosen = tested[0] if tested else verdict["proposal"]
@@ -92,7 +92,7 @@ def proposed(verdict: dict[str, Any]) -> list[str]:
 
 
 def table(ends: dict[str, End], harmed: str, followed: End | None) -> list[str]:
-    """Lines of the demo's table: each arm, and the harmed one once more with the verdict's settings."""
+    """Lines of the demo's table: a row per arm, and one for the harmed arm when it trained with the verdict's settings."""
     rows = {ARMS[arm]: end for arm, end in ends.items()}
     if followed:
         rows[f"{ARMS[harmed]}, as the verdict says"] = followed
@@ -101,7 +101,7 @@ def table(ends: dict[str, End], harmed: str, followed: End | None) -> list[str]:
 
 
 def outcome(control: End, none: End, followed: End | None, name: str, settings: str, seeds: int) -> str:
-    """One line: what the verdict said of the harmed arm, and what came of it for the trainer's policy."""
+    """Sentence on the harmed arm `name`: the trainer's reward that it lost, the verdict's settings, and the reward regained."""
     lost = control.trainer - none.trainer
     if followed is None:
         return f"The verdict proposed no correction for {name}, which ended {lost:.2f} below the control."
@@ -113,7 +113,7 @@ def outcome(control: End, none: End, followed: End | None, name: str, settings: 
 
 
 def _verdict(run: Path) -> dict[str, Any]:
-    """Print the first block of `faultline replay` on the run's first dump, and return what its --json gives."""
+    """Print the first block of `faultline replay` for the first dump of a run, and return the parsed output of its --json."""
     dump = str(min((run / "dumps").glob("step-*.parquet")))
     print(f"\nThe verdict on the first step of the arm that was harmed most ({dump}):\n", flush=True)
     text = _faultline("replay", dump, "--deploy", "trainer")
@@ -131,7 +131,7 @@ def _train(seeds: list[int], experiments: str, *settings: str) -> None:
 
 
 def _call(module: str, *words: str) -> None:
-    """Run a command to its end. Raises SystemExit with its exit code if it fails."""
+    """Run a Python module as a command until it ends. Raises SystemExit with its exit code if it fails."""
     if code := subprocess.run([sys.executable, "-m", module, *words]).returncode:
         raise SystemExit(code)
 

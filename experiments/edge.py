@@ -1,4 +1,4 @@
-"""Tables of the study at the edge of stability: `python -m experiments.edge FOLDER [SWEEP ...]`. docs/study.md has the plan.
+"""Tables of the study of RL at the edge of stability: `python -m experiments.edge FOLDER [SWEEP ...]` (plan: docs/study.md).
 
 If sweeps are given, FOLDER/endpoints.csv is written first, with a row per run. FOLDER/table.md has a row per arm.
 """
@@ -17,7 +17,7 @@ from experiments.plan import Comparisons, StudyPlan, publish, record, recorded
 from harness.boundary import command
 
 TRAINED = 50
-"""Number of RL steps, at the end of a run, whose mean reward on training prompts is reported."""
+"""Number of RL steps, at the end of a run, over which the reported reward on training prompts is averaged."""
 W4A4 = "nvfp4_w4a4 pg"
 NOISE = "selection noise, fp32 pg"
 OTHERS = [f"{W4A4} {remedy}" for remedy in ("sequence-truncate", "token-mask", "reject-geo_rs", "sequence-mask r3")]
@@ -32,11 +32,15 @@ PLAN = StudyPlan(
     seeds=range(30, 35),
 )
 PREFIX = {"moe_advised": "advised band, ", "moe_noise": "selection noise, ", "moe_dense": "dense, "}
-"""Name of a sweep -> prefix of its arms' names in the table."""
+"""Name of a sweep -> prefix that its arms' names get in the table."""
 
 
 def rewards(results: Results, trained: int) -> pd.DataFrame:
-    """A row per ended run: arm, seed, outcome, onset, reward (the endpoint), best, training_reward, k3 in nats per token."""
+    """Table with a row per ended run: arm, seed, outcome, onset, reward, best, training_reward, k3 in nats per token.
+
+    reward: the endpoint, mean of the last LAST held-out evaluations. best: the highest of all. training_reward: mean reward of
+    the last `trained` steps.
+    """
     ended, steps = results.ended, results.steps.assign(run=results.steps.run.astype(str))
     evaluated = steps[steps["eval/reward"].notna()].groupby("run")["eval/reward"]
     sampled = steps[steps["reward/rollout"].notna()].groupby("run")["reward/rollout"]
@@ -49,7 +53,7 @@ def rewards(results: Results, trained: int) -> pd.DataFrame:
 
 
 def endpoints(sources: list[Path]) -> pd.DataFrame:
-    """A row per ended run of the arms that have every planned seed: the columns of `rewards`, and `run`."""
+    """Table with a row per ended run of each arm that has every planned seed. sources: folders of the sweeps."""
     tables = []
     for source in sources:
         table = rewards(load(source), TRAINED)
@@ -60,7 +64,7 @@ def endpoints(sources: list[Path]) -> pd.DataFrame:
 
 
 def table(runs: pd.DataFrame) -> pd.DataFrame:
-    """The table for display: a row per arm with its rewards."""
+    """The table for display: a row per arm, with its rewards by seed, collapses, K3, and planned comparison with another arm."""
     comparisons = PLAN.compared(runs).set_index("arm")
     rows = []
     for arm, mine in runs.groupby("arm", sort=False):

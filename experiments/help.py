@@ -51,7 +51,7 @@ def show(arguments: list[str]) -> None:
 
 
 def _entry(left: str, text: str, width: int) -> str:
-    """Return an entry of the help: `left`, and `text` wrapped in a column of its own."""
+    """Return an entry of the help: `left`, then `text` wrapped to `width` characters in the column that begins at COLUMN."""
     margin = " " * COLUMN
     text = textwrap.fill(text, width, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
     return f"{left:{COLUMN}}{text.lstrip()}".rstrip() if len(left) < COLUMN else f"{left}\n{text}".rstrip()
@@ -63,12 +63,12 @@ def _meaning(key: ConfigKey, comments: dict[str, str]) -> str:
 
 
 def _written(key: ConfigKey) -> str:
-    """A config value in the syntax of the command line."""
+    """The value of a config key in the syntax of the command line."""
     return key.value if isinstance(key.value, str) and "\n" not in key.value else json.dumps(key.value)
 
 
 def comments_of(group: str, option: str) -> Iterator[tuple[str, str]]:
-    """Generate (dotted key, comment) for each commented key in an option's file: what describes a plug-in's parameters."""
+    """Generate (dotted key, comment) for each commented key in an option's YAML file. Comments describe plug-in parameters."""
     path, above = CONF / group / f"{option}.yaml", [group.replace("/", ".")]
     for line in path.read_text().splitlines() if path.exists() else ():
         if entry := re.match(r"( *)([\w.]+):[^#]*(?:\s# *(.+))?$", line):

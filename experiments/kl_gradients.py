@@ -1,7 +1,8 @@
 """`python -m experiments.kl_gradients`: exact bias and spread of the gradients of K1, K2 and K3, on enumerated policies.
 
-A penalty of KL(π‖π_ref) enters as a loss Σ_t k(x_t), x = log π_ref − log π, or as a reward −Σ_s k(x_s) of the whole response.
-One response y ~ π gives the gradient f(y) = Σ_t c_t(y)·∇log π(y_t). An expectation is a sum over all responses.
+K1, K2 and K3 are estimators k(x_t) of KL(π‖π_ref), with x = log π_ref − log π of token t. A penalty enters as a loss Σ_t k(x_t),
+or as a reward −Σ_s k(x_s) of the whole response. One response y ~ π gives the gradient f(y) = Σ_t c_t(y)·∇log π(y_t), where c_t
+is the coefficient of token t. An expectation is a sum over all responses.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ SEEDS = range(20)
 
 
 def table(seed: int, vocabulary: int = 3, length: int = 4) -> pd.DataFrame:
-    """A row per distance, estimator and place of the penalty, for one random policy. seed: of the policy.
+    """Table with a row per distance, estimator and place of the penalty, for one random policy. seed: that of the policy.
 
-    KL: nats per response. bias = |E f − ∇KL|/|∇KL|, and sd = √(E|f|² − |E f|²)/|∇KL| of one response, where ∇KL is the
-    gradient of KL(π‖π_ref) of a response. "bias at fixed prefixes" replaces ∇KL in the numerator by Σ_t E[−x_t·∇log π(y_t)],
-    the part of it that a loss per token can have. The penalty in the reward has its exact mean as baseline.
+    KL: nats per response. bias = |E f − ∇KL|/|∇KL| and sd = √(E|f|² − |E f|²)/|∇KL|, where f is the gradient that one response
+    gives. ∇KL is the gradient of KL(π‖π_ref) of a response. "bias at fixed prefixes" replaces ∇KL in the numerator by the part of
+    it that a loss per token can have, Σ_t E[−x_t·∇log π(y_t)]. The penalty in the reward has its exact mean as baseline.
     """
     space = EnumerablePolicy.of(vocabulary, length)
     logits, *references = policies(space, *DISTANCES, seed=seed)
@@ -64,7 +65,7 @@ def table(seed: int, vocabulary: int = 3, length: int = 4) -> pd.DataFrame:
 
 
 def average() -> pd.DataFrame:
-    """Biases and standard deviations of the KL gradients, averaged over the random policies of `SEEDS`."""
+    """Biases and standard deviations of the KL gradients, averaged over the random policies of `SEEDS`: rows as in `table`."""
     tables = [table(seed) for seed in SEEDS]
     return tables[0].assign(**pd.concat(tables).groupby(level=0).mean(numeric_only=True))
 

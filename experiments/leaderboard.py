@@ -2,7 +2,7 @@
 
     python -m experiments.leaderboard quick|record|list|print|rules
 
-quick chooses the quick set of regimes from the records of the study of the verdict. record adds the study's runs and those of the
+quick chooses the quick set of regimes from the records of the study of the verdict. record adds the runs of that study and of the
 sweep `leaderboard` to the records of the package. list prints a command for each row that is not recorded. print writes the table
 and the figure. rules copies the frozen rules of the verdict with their scores into the package.
 """
@@ -37,13 +37,13 @@ RECORDS = Path("faultline/records")
 FOLDER = Path("experiments/study/leaderboard")
 SWEEP = ("run.sweep=leaderboard", "tracking=disabled")
 CHOOSERS = STUDIED[len(SEEDS) :]
-"""Seeds that choose the quick set. The benchmark is scored on SEEDS, so no regime is in it for its luck."""
+"""Seeds whose runs choose the quick set. The benchmark is scored on other seeds, SEEDS, so no regime is chosen for its luck."""
 MOST, BUDGET = 6, 1200
-"""Largest number of regimes in the quick set, and its processor time in seconds: ten minutes of two cores."""
+"""Maximum number of regimes in the quick set, and its maximum processor time in seconds: ten minutes of two cores."""
 COSTS = {"dense": (180, 16), "moe": (165, 20), "long20": (690, 22), "long32": (360, 26)}
-"""Kind of warm start -> processor time in seconds of the warm start, and of a run of 200 steps."""
+"""Kind of warm start -> processor time in seconds of making it, and of a run of 200 steps that begins from it."""
 KINDS = {"dense_half": "dense", "ppo": "dense", "moe_half": "moe", "moe_ppo": "moe"}
-"""Bed -> kind of its warm start, of those that do not name their own."""
+"""Bed -> kind of its warm start, for beds that do not have the name of a kind."""
 SEQUENCES = "reduce=seq_mean_token_mean"
 RECOMMENDED = {name: [f"loss={name}"] for name in LOSSES.names()} | {
     "gpg": ["loss=gpg", "advantage=gpg"],
@@ -51,11 +51,11 @@ RECOMMENDED = {name: [f"loss={name}"] for name in LOSSES.names()} | {
     "rollout_is": ["loss=rollout_is", "proximal=rollout"],
     **{name: [f"loss={name}", SEQUENCES] for name in ("ctpo", "gmpo", "gspo", "luspo", "sapo")},
 }
-"""Loss -> its own recommended settings, those of experiments/PAPERS.md."""
+"""Loss -> config overrides with its own recommended settings, those of experiments/PAPERS.md."""
 
 
 class Row(NamedTuple):
-    """A row of the leaderboard. name: of the loss or the first preset. words: overrides. others: presets of equal settings."""
+    """A row of the leaderboard: name of a loss or preset, its overrides `words`, and `others`, presets with equal settings."""
 
     name: str
     words: list[str]
@@ -66,13 +66,13 @@ class Row(NamedTuple):
 
 
 def rows() -> list[Row]:
-    """Every registered loss, then every distinct correction. Presets of equal settings share a row."""
+    """Rows of the leaderboard: every registered loss, then every distinct correction. Presets with equal settings share a row."""
     losses = [Row(f"loss {name}", words, []) for name, words in RECOMMENDED.items()]
     return losses + [Row(first, [f"correction={first}"], others) for first, *others in presets_alike() if first != NONE]
 
 
 def presets_alike() -> list[list[str]]:
-    """Lists of the presets that train alike: correction, anchor, loss and chosen options are equal. Own presets come first."""
+    """Groups of correction presets that train alike: correction, `proximal`, loss and options are equal. Own ones come first."""
     folder = CONF / "correction"
     names = [path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")]
     alike: dict[str, list[str]] = {}
@@ -85,14 +85,14 @@ def presets_alike() -> list[list[str]]:
 
 
 def missing(known: pd.DataFrame, quick: Regimes) -> list[Row]:
-    """The rows that lack a run of the quick set in the records."""
+    """The leaderboard's rows of which the records `known` lack a run in a regime of the quick set."""
     needed = {(regime, seed) for regime in quick for seed in SEEDS}
     there = {entry: set(zip(part.regime, part.seed, strict=True)) for entry, part in known.groupby("entry")}
     return [row for row in rows() if not needed <= there.get(row.name, set())]
 
 
 def row_command(row: Row) -> str:
-    """The command that runs a row of the leaderboard."""
+    """The shell command that runs a row of the leaderboard."""
     return f"faultline benchmark --name '{row.name}' {SWEEP[0]} {' '.join(row.words)} > /dev/null"
 
 
@@ -100,11 +100,11 @@ def row_command(row: Row) -> str:
 
 
 def separation(ends: pd.DataFrame) -> float:
-    """Variance between the arms of a regime beyond the noise of seeds. ends: [seeds, arms], as shares of the control's gain.
+    """Variance of the final reward between the arms of a regime, beyond the noise of seeds. ends: rewards [seeds, arms].
 
-    With S seeds and A arms, MS_arms and MS_rest are the mean squares of a two-way layout of arms and seeds, and
+    The rewards are shares of the control's gain. MS_arms and MS_rest are the mean squares of a two-way layout of S seeds and A
+    arms. The variance component of the arms is
         separation = max(0, (MS_arms − MS_rest)/S)
-    the variance component of the arms.
     """
     x = ends.to_numpy()
     seeds, arms = x.shape
@@ -115,7 +115,7 @@ def separation(ends: pd.DataFrame) -> float:
 
 
 def separations(runs: pd.DataFrame) -> pd.Series:
-    """Regime -> its separation on the seeds CHOOSERS, summed over both deployed policies. runs: endpoints of the study."""
+    """Regime -> `separation` of its arms on the seeds CHOOSERS, summed over both deployed policies. runs: study endpoints."""
     gain = gains(runs)
     mine = runs[(runs.source != "exact") & runs.seed.isin(CHOOSERS) & runs.arm.isin(ARMS)]
     found: dict[str, float] = {}
@@ -126,20 +126,20 @@ def separations(runs: pd.DataFrame) -> pd.Series:
 
 
 def cost(names: tuple[str, ...]) -> float:
-    """Processor time in seconds of an entry in these regimes with SEEDS, the warm starts included."""
+    """Processor time, in seconds, of benchmarking an entry in the regimes `names` with SEEDS, the warm starts included."""
     kinds = [KINDS.get(bed, bed) for bed in (name.partition("/")[0] for name in names)]
     return len(SEEDS) * (sum(COSTS[kind][0] for kind in set(kinds)) + sum(COSTS[kind][1] for kind in kinds))
 
 
 def best_set(found: pd.Series) -> list[str]:
-    """The set of at most MOST regimes within BUDGET that has the greatest total separation, its regimes in this order."""
+    """The set of at most MOST regimes within BUDGET with the greatest total of `found`, their separations; largest first."""
     sets = chain.from_iterable(combinations(found.index, size) for size in range(1, MOST + 1))
     best = max((names for names in sets if cost(names) <= BUDGET), key=lambda names: found[list(names)].sum())
     return sorted((name for name in best if found[name] > 0), key=lambda name: -found[name])
 
 
 def choose(runs: pd.DataFrame) -> None:
-    """Write the quick set, chosen among the calibration regimes of `runs`, and the table of separations."""
+    """Choose the quick set among the calibration regimes. Write it and the table of separations. runs: the study's endpoints."""
     names = [str(regime) for regime in regimes(admitted()).calibration]
     found = separations(runs).reindex(names)
     if found.isna().any():
@@ -159,7 +159,7 @@ def choose(runs: pd.DataFrame) -> None:
 
 
 def of_the_study(runs: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the benchmark from the endpoints of the study: its arms and controls, in the regimes that have run, with SEEDS."""
+    """Rows of the benchmark made from `runs`, endpoints of the study of the verdict: its arms and controls with SEEDS."""
     wide = runs.pivot(index=["bed", "source", "arm", "seed"], columns="policy", values=["start", "end", "outcome"])
     found = []
     pairs = runs.loc[runs.source != "exact", ["bed", "source"]].drop_duplicates().itertuples(index=False, name=None)
@@ -178,7 +178,7 @@ def of_the_study(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _record(runs: pd.DataFrame, quick: Regimes) -> None:
-    """Add the runs of the study and of the sweep to the recorded rows. Held-out regimes wait until they have been scored."""
+    """Add the runs of the study and of the sweep to the recorded rows. Held-out regimes wait until the study has scored them."""
     parts = regimes(admitted())
     allowed = {str(regime) for regime in parts.calibration}
     if (STUDY / "regrets.csv").is_file():
@@ -201,7 +201,7 @@ def _known() -> pd.DataFrame:
 
 
 def never_learned(known: pd.DataFrame) -> list[str]:
-    """Entries whose runs all ended without having learned: their outcome is "never learned" in every regime and seed."""
+    """Entries without a run that learned: every outcome is "never learned", in all regimes and with all seeds."""
     return sorted(entry for entry, part in known.groupby("entry") if (part.outcome == "never learned").all())
 
 
@@ -218,10 +218,10 @@ def _print(known: pd.DataFrame, quick: Regimes) -> None:
 
 
 def scored(frozen: dict[str, Any], regret: pd.DataFrame | None) -> dict[str, Any]:
-    """The frozen rules with what the study measured, as `faultline.records.verdict` returns them.
+    """The frozen rules of the verdict with the scores that the study measured, as `faultline.records.verdict` returns them.
 
-    frozen: rules.json of the study. regret: its regrets.csv; None before the held-out regimes are scored. A policy's chosen rule
-    is v2 where the claim holds that it is below the best constant, and the best constant otherwise.
+    frozen: rules.json of the study. regret: its regrets.csv; None before the held-out regimes are scored. The chosen rule for a
+    policy is v2 if its regret is significantly below that of the best constant arm, else the best constant arm.
     """
     found: dict[str, Any] = {}
     for policy, rules in frozen.items():

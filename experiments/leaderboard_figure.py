@@ -1,4 +1,4 @@
-"""The figure of the leaderboard: the gain of each entry with its interval, a panel for each deployed policy."""
+"""The figure of the leaderboard: the gain in reward of each entry with its interval, in a panel per deployed policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TITLES = {"trainer": "trainer's policy deployed", "sampler": "sampling policy de
 
 
 def finding(tables: Mapping[str, pd.DataFrame]) -> str:
-    """The title: how many entries help and harm by intervals that exclude 0, with the trainer's policy deployed."""
+    """Title of the figure: how many entries beat no correction and how many do worse, with the trainer's policy deployed."""
     table = tables["trainer"]
     entries = table[~table.entry.isin([NONE, CONTROL])]
     helps, harms = int((entries.low > 0).sum()), int((entries.high < 0).sum())
@@ -24,7 +24,7 @@ def finding(tables: Mapping[str, pd.DataFrame]) -> str:
 
 
 def draw(tables: Mapping[str, pd.DataFrame], regimes: int, file: Path) -> str:
-    """Draw the scores of each policy into `file`, and return the title. tables: policy -> `scores`."""
+    """Draw the gain of each entry for each policy into `file`, and return the title. tables: policy -> table of `scores`."""
     order = tables["trainer"].entry.to_list()
     title = finding(tables)
     figure, (axes,) = subplots(1, len(tables), 1.4 + 0.17 * len(order), sharey=True)

@@ -1,4 +1,4 @@
-"""The gradient by response length: `python -m experiments.lengths FOLDER` tabulates the cost and the gain of a weight.
+"""Cost and gain of importance weights by response length: `python -m experiments.lengths FOLDER` makes the table.
 
 FOLDER holds files <precision>-<tokens>.csv, each the paired.csv of a run of `faultline gradient --paired`. FOLDER/table.md has
 the results by length. The plan is in docs/study.md, "Where the sequence weight pays".
@@ -26,13 +26,13 @@ SHOWN = {
 
 
 def letter(response: str, record: dict[str, Any]) -> float:
-    """Reward a response with the share of its letters that are an e, which every token changes; 0 without a letter."""
+    """Reward a response with the share of "e" among its letters, which every token can change; 0 without a letter."""
     letters = [character for character in response.lower() if character.isalpha()]
     return letters.count("e") / len(letters) if letters else 0.0
 
 
 def by_length(folder: Path) -> pd.DataFrame:
-    """A row per rollout, length and method, sorted by length. Raises UserError if the folder has no table."""
+    """Table with a row per rollout precision, length and method, sorted by length. Raises UserError if there are no files."""
     tables = [(*path.stem.rpartition("-")[::2], path) for path in folder.glob("*-[0-9]*.csv")]
     if not tables:
         raise UserError(f"{folder}: no <precision>-<tokens>.csv there; copy the paired.csv of each run there under such a name")
@@ -54,7 +54,7 @@ def by_length(folder: Path) -> pd.DataFrame:
 
 
 def _spread(row: dict[str, Any], name: str, form: str) -> str:
-    """A ratio with its interval as text; empty if undefined, such as for no correction against itself."""
+    """The ratio `name` of a table row with its interval as text; empty if undefined, as for no correction against itself."""
     if pd.isna(row[name]):
         return ""
     return f"{row[name]:{form}} ({row[f'{name} low']:{form}} to {row[f'{name} high']:{form}})"

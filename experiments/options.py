@@ -74,22 +74,22 @@ PLUGINS = {
 }
 """Pattern of keys -> the file of the plug-in that reads them."""
 NONE = "**nothing yet**"
-"""Text in the table for a key or option that has no reason to stay."""
+"""Text on the page for a key or option that has no reason to stay."""
 WHOLE = ("actor.precision", "evaluation.probe")
-"""Sections of the config with a row of their own, because they are chosen as a whole."""
+"""Config sections that have one row on the page, because an option chooses them as a whole."""
 BY_OPTION = ("task.", "model.", "loss.", "advantage.", "rollout.engine.", "rollout.precision.", "collapse.detectors.")
-"""Prefixes of the sections in which each option has its own values."""
+"""Prefixes of the keys whose values differ from option to option of their group."""
 LISTED = (
     "loss", "correction", "advantage", "reduce", "kl", "rollout/precision", "rollout/engine", "task", "model", "collapse",
     "tracking",
 )  # fmt: skip
 """Config groups whose options the page lists: plug-ins and named settings."""
 CHOSEN = ("reduce.mode", *(f"{group.replace('/', '.')}.name" for group in LISTED))
-"""Keys that name the chosen option of a group."""
+"""Config keys whose value is the name of the chosen option of a group."""
 
 
 class Used(NamedTuple):
-    """The parts of the config that a text or a table of runs uses: keys with non-default values, and options as group=name."""
+    """Config keys with non-default values, and options as group=name, that a text or a table of runs uses."""
 
     keys: set[str]
     options: set[str]
@@ -100,7 +100,7 @@ class Used(NamedTuple):
 
 @cache
 def options() -> dict[str, dict[str, Any]]:
-    """Option as group=name -> its keys with their values, for all groups except experiments and regimes."""
+    """Option as group=name -> its keys with their values, for all config groups except experiments and regimes."""
     found = {}
     for path in sorted(CONF.rglob("*/*.yaml")):
         place = path.relative_to(CONF).with_suffix("")
@@ -115,18 +115,18 @@ def options() -> dict[str, dict[str, Any]]:
 
 @cache
 def known() -> dict[str, ConfigKey]:
-    """Key -> its description, for all keys of the config classes."""
+    """Dotted key -> its description, for all keys of the config classes."""
     return all_keys()
 
 
 @cache
 def defaults() -> dict[str, Any]:
-    """Key -> value in a run without overrides."""
+    """Key -> value in the config of a run without overrides."""
     return {_named(key): value for key, value in flatten(choices().config).items()}
 
 
 def _named(key: str) -> str:
-    """The row to which a key belongs: NAME replaces user-chosen names, and a section chosen as a whole is one row."""
+    """Name of the page's row for a key: NAME stands for names that users choose, and a section chosen as a whole has one row."""
     key = re.sub(r"^(correction\.reject)\.\w+", r"\1.NAME", key)
     return next((whole for whole in WHOLE if key.startswith(f"{whole}.")), key)
 
@@ -137,7 +137,7 @@ def _named(key: str) -> str:
 def used(text: str) -> Used:
     """Return the keys and options that the commands in a text use.
 
-    Shell variables are replaced; `+experiment=a,b` counts for all that it sets.
+    Shell variables are replaced by their values. `+experiment=a,b` uses every key and option that these experiments set.
     """
     found = Used(set(), set())
     for word in _words(text):
@@ -195,7 +195,7 @@ def _set(key: str, value: str, found: Used) -> None:
 
 
 def _unusual(key: str, value: Any) -> bool:
-    """Whether a value is neither the default nor the one in an option of the key's own section."""
+    """Whether a value of the key is neither the default nor that of an option of the key's own section."""
     return _text(value) not in _usual(key)
 
 
@@ -208,7 +208,7 @@ def _usual(key: str) -> set[str]:
 
 
 def _text(value: Any) -> str:
-    """A value as text in a normal form, the same from a file and from a command line."""
+    """A config value as text in a normal form, which is the same for a file and for a command line."""
     text = value.strip('"') if isinstance(value, str) else json.dumps(value)
     try:
         return str(float(text))
@@ -217,7 +217,7 @@ def _text(value: Any) -> str:
 
 
 def recorded() -> dict[str, Used]:
-    """Table of runs below experiments/study -> keys and options that its arms use: keys in their names, losses and precisions."""
+    """Table of runs below experiments/study -> what its arms use: keys in their names, losses and precisions."""
     found: dict[str, Used] = defaultdict(lambda: Used(set(), set()))
     for path in sorted((ROOT / "experiments" / "study").rglob("runs.csv")):
         name = path.parent.relative_to(ROOT / "experiments" / "study")
@@ -233,7 +233,7 @@ def recorded() -> dict[str, Used]:
 
 @cache
 def evidence() -> dict[str, Used]:
-    """Citation of evidence -> keys and options that it uses, strongest first."""
+    """Citation of evidence, such as a link to a page -> keys and options that the evidence uses, strongest evidence first."""
     files = {name: [path for pattern in patterns for path in sorted(ROOT.glob(pattern))] for name, patterns in TEXTS.items()}
     files["[GPU recipes](cluster.md)"] = []
     found = {name: used("\n".join(path.read_text() for path in paths)) for name, paths in files.items()}
@@ -252,7 +252,7 @@ def importer() -> str:
 
 
 def fate(name: str) -> str:
-    """The fate of a key, or of an option as group=name: the reason to keep it."""
+    """The fate of a key, or of an option as group=name: the reason to keep it, in Markdown."""
     if name in CHOSEN:
         return "[its options](#options-of-the-groups)"
     cited = [source for source, use in evidence().items() if name in use.keys | use.options]
@@ -293,10 +293,7 @@ class Row(NamedTuple):
 
 @cache
 def rows() -> dict[str, Row]:
-    """Key -> its row of the table, in the order of the config classes.
-
-    Parameters of a plug-in are in the section of the plug-in.
-    """
+    """Key -> its row of the page, in the order of the config classes. A plug-in's parameters are in the plug-in's section."""
     comments = {_named(key): text for option in options() for key, text in comments_of(*option.split("="))}
     given = (*known(), *defaults(), *(key for values in options().values() for key in values))
     every = list(dict.fromkeys(map(_named, given)))

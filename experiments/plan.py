@@ -1,8 +1,8 @@
-"""Planned comparisons as data: pairs of arms, the runs that count, and the test.
+"""Planned comparisons as data: pairs of arms, the runs that count, and the statistical test.
 
-A study is a `StudyPlan` and a table with a row per run. The table has the columns arm and seed, the endpoint, and the columns
-by which families select rows, such as policy. `StudyPlan.compared` gives a row per comparison. The study itself computes the
-endpoint, such as a rule's regret in a regime, because a plan reads one number per run.
+A study is a `StudyPlan` and a table with a row per run. The table has the columns arm and seed, the endpoint, and the columns by
+which families of comparisons select rows, such as policy. `StudyPlan.compared` gives a row per comparison. The study itself
+computes the endpoint, such as a rule's regret in a regime, because a plan reads one number per run.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from analysis.statistics.tests import difference_p, holm_of_planned
 from harness.errors import UserError
 
 Test = Callable[..., float]
-"""A test: (values of an arm [n], values of its reference [m], paired=whether value i of one belongs to value i of the other)
--> p."""
+"""A statistical test: (values of an arm [n], of its reference [m], paired=whether values of one index form a pair) -> p."""
 
 
 @dataclass(frozen=True)
 class Comparisons:
-    """A family of comparisons that share Holm's adjustment.
+    """A family of comparisons that share Holm's adjustment of their p-values.
 
-    pairs: (arm, its reference).
+    pairs: (arm, reference arm) of each comparison.
     test: None if only differences are reported.
     where: column -> value of the runs that count, such as {"policy": "the trainer's own policy"}.
-    holds: differences of pairs [n] -> whether the hypothesis holds in each pair [n].
+    holds: differences within pairs of runs [n] -> whether the hypothesis holds in each pair [n].
     """
 
     name: str
@@ -43,13 +42,13 @@ class Comparisons:
 
 
 def interval(x: np.ndarray, y: np.ndarray, paired: bool) -> tuple[float, float]:
-    """The 95 % interval of the difference of two means, by Welch's t, or by Student's t on the differences of pairs."""
+    """The 95 % interval of the difference of the means of x and y: by Welch's t, or if paired by Student's t on x − y."""
     low, high = (ttest_rel(x, y) if paired else ttest_ind(x, y, equal_var=False)).confidence_interval()
     return low, high
 
 
 def extremes(x: np.ndarray, y: np.ndarray, paired: bool) -> tuple[float, float]:
-    """The smallest and the largest difference of pairs, if there are too few pairs for an interval."""
+    """The smallest and the largest of the differences x − y of pairs, shown if there are too few pairs for an interval."""
     return (x - y).min(), (x - y).max()
 
 
@@ -57,11 +56,11 @@ def extremes(x: np.ndarray, y: np.ndarray, paired: bool) -> tuple[float, float]:
 class StudyPlan:
     """The comparisons of a study, and the runs that they need.
 
-    endpoint: column of a run's value.
-    paired: column whose values pair the arms, such as seed or regime, with the mean of an arm's runs at each value; None if
-    runs are not paired.
-    limits: function that gives the limits shown beside a difference.
-    seeds: those that every arm needs; if empty, all runs count.
+    endpoint: column with the compared number of a run.
+    paired: column whose values pair the runs of two arms, such as seed or regime. Runs of an arm with one value are averaged.
+    None if runs are not paired.
+    limits: function of (x, y, paired), such as `interval`, that returns the limits shown beside a difference.
+    seeds: seeds that every arm needs; if empty, all runs count.
     more: arm -> further seeds that it needs.
     together: (arms, seeds), seeds that count once all of these arms have them.
     """
@@ -75,7 +74,7 @@ class StudyPlan:
     together: Sequence[tuple[Collection[str], Collection[int]]] = ()
 
     def complete(self, runs: pd.DataFrame) -> pd.DataFrame:
-        """The planned rows of the arms that have all their seeds; all rows if the plan names no seeds."""
+        """The rows of arms that have all their planned seeds, on these seeds; all rows if the plan names no seeds."""
         if not (self.seeds or self.more or self.together):
             return runs
         present = {arm: set(part.seed) for arm, part in runs.groupby("arm")}
@@ -87,11 +86,11 @@ class StudyPlan:
         return runs[np.array([seed in kept.get(arm, ()) for arm, seed in zip(runs.arm, runs.seed, strict=True)], dtype=bool)]
 
     def compared(self, runs: pd.DataFrame) -> pd.DataFrame:
-        """A row per comparison of two arms that have all their seeds.
+        """Table with a row per comparison of two arms that have all their seeds.
 
-        Columns: family, its `where` columns, arm, reference, mean (of the arm), of reference, difference, low, high, p,
-        holm_p, holds (number of pairs in which the hypothesis holds), pairs (their total number). A planned comparison without
-        runs counts in its family, with p = 1.
+        Columns: family, its `where` columns, arm, reference, mean (of the arm), of reference (its mean), difference, low, high,
+        p, holm_p, holds, pairs. low, high: limits of the difference. holds: number of pairs in which the hypothesis holds. pairs:
+        their total number. A planned comparison without runs counts in its family, with p = 1.
         """
         runs, rows = self.complete(runs), []
         for family in self.families:
@@ -128,7 +127,7 @@ class StudyPlan:
 
 
 def recorded(folder: Path, remedy: str) -> pd.DataFrame:
-    """Read `folder`/endpoints.csv, with exact floating-point values. Raises UserError with the remedy if it is missing."""
+    """Read `folder`/endpoints.csv with exact floating-point values. If it is missing, raises UserError that gives the remedy."""
     file = folder / "endpoints.csv"
     if not file.is_file():
         raise UserError(f"{file}: not there; {remedy}")
@@ -136,7 +135,7 @@ def recorded(folder: Path, remedy: str) -> pd.DataFrame:
 
 
 def record(folder: Path, runs: pd.DataFrame) -> None:
-    """Write `folder`/endpoints.csv, with exact floating-point values, so that equal rewards stay equal."""
+    """Write a study's runs to `folder`/endpoints.csv with exact floating-point values, so that equal rewards stay equal."""
     folder.mkdir(parents=True, exist_ok=True)
     runs.to_csv(folder / "endpoints.csv", index=False)
 

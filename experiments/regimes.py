@@ -48,14 +48,14 @@ PLANNED = {
     "stale_2": ("dense_half", "ppo", "long32"),
     "partial": ("ppo", "moe", "long20"),
 }
-"""Source of mismatch -> its planned beds, as many for each source."""
+"""Source of mismatch -> the beds on which it is planned to run, equally many for each source."""
 EACH = 3
 """Number of regimes per source of mismatch: one calibrates, the others are held out."""
 
 STUDIED = (70, 71, 72, 73, 74)
-"""Seeds of the study."""
+"""Seeds of the runs of the study of the verdict."""
 SEEDS = (100, 101, 102)
-"""Seeds with which beds are admitted. No other run of the study has them."""
+"""Seeds of the controls by which beds are admitted. No other run of the study has them."""
 STARTS = ("dense", "moe", "long20", "long32")
 """One bed for each kind of warm start. The other beds begin from the warm start of one of these."""
 SOLVED, KEPT = 0.2, 400
@@ -64,10 +64,10 @@ SWEEP = "verdict_admission"
 FOLDER = Path("experiments/study/verdict/admission")
 STARTS_FILE = FOLDER.parent / "starts.csv"
 GAIN, GAP, ENTROPY = 0.30, 0.15, 0.05
-"""Bounds of a healthy control, on means over seeds: the minimum gain in held-out reward, the maximum excess of training over
-held-out reward, and the minimum final entropy in nats per token."""
+"""Bounds of a healthy exact control, on means over seeds: the minimum gain in held-out reward, the maximum excess of training
+over held-out reward, and the minimum final entropy in nats per token."""
 TAIL = 20
-"""Number of steps, at the end of a run, whose mean is the final entropy."""
+"""Number of steps, at the end of a run, over which the final entropy is averaged."""
 
 
 class Regime(NamedTuple):
@@ -86,18 +86,17 @@ class Regime(NamedTuple):
 
 
 class Split(NamedTuple):
-    """The regimes on which rules are tuned, and the held-out ones on which they are scored once."""
+    """The regimes on which rules of the verdict are tuned (calibration), and held-out regimes on which they are scored once."""
 
     calibration: list[Regime]
     held_out: list[Regime]
 
 
 def regimes(admitted: Collection[str] = BEDS) -> Split:
-    """Split EACH regimes per source, on admitted beds, into calibration and held-out. The first in the order of `Regime.place`
-    calibrates.
+    """Choose EACH regimes per source on admitted beds. The first by `Regime.place` calibrates, the others are held out.
 
-    A planned bed that was not admitted is replaced by the next admitted one in the order of BEDS. A source with fewer beds
-    than EACH is left out.
+    A planned bed that was not admitted is replaced by the next admitted one in the order of BEDS. A source with fewer beds than
+    EACH is left out.
     """
     parts = Split([], [])
     for source, planned in PLANNED.items():
@@ -112,12 +111,12 @@ def regimes(admitted: Collection[str] = BEDS) -> Split:
 
 
 def train_command(*overrides: str) -> str:
-    """The command of a multirun on this machine, one run a core. Ended runs are skipped, others resume from their checkpoints."""
+    """The shell command of a multirun on this machine, one run per core. It skips ended runs and resumes stopped ones."""
     return " ".join(("python -m experiments.train -m hydra/launcher=local", *overrides))
 
 
 def admission_command() -> str:
-    """The command that trains the exact controls of all beds."""
+    """The shell command that trains the exact controls of all beds."""
     beds, seeds = ",".join(BEDS), ",".join(map(str, SEEDS))
     return train_command(f"+regime/bed={beds}", "+regime/source=exact", f"seed={seeds}", f"run.sweep={SWEEP}")
 
@@ -161,10 +160,10 @@ def _sources() -> dict[tuple, str]:
 
 
 def starts(seeds: Collection[int], beds: Collection[str] = STARTS, file: Path | None = None) -> pd.DataFrame:
-    """Make the warm starts of these seeds, and record each in `file` as it ends. Returns the whole table.
+    """Make the warm starts of these seeds, and record each in `file` as it ends. Returns the whole table of `file`.
 
-    A row per seed and bed: seed, bed, rate (share of solved prompts), kept (number of prompts), fit (rate ≥ SOLVED,
-    kept ≥ KEPT). file: None for that of the study of the verdict.
+    A row per seed and bed: seed, bed, rate (share of solved prompts), kept (number of prompts), fit (rate ≥ SOLVED, kept ≥ KEPT).
+    file: None for STARTS_FILE, the record of the study of the verdict.
     """
     file = STARTS_FILE if file is None else file
     table = pd.read_csv(file) if file.is_file() else pd.DataFrame()
@@ -184,10 +183,10 @@ def starts(seeds: Collection[int], beds: Collection[str] = STARTS, file: Path | 
 
 
 def controls(results: Results) -> pd.DataFrame:
-    """A row per finished control: bed, seed, start, end, train, entropy.
+    """Table with a row per finished exact control: bed, seed, start, end, train, entropy.
 
-    start: first held-out reward. end: mean of the last LAST held-out evaluations. train: mean of as many evaluations on
-    training prompts. entropy: mean of the last TAIL steps, in nats per token.
+    start: first held-out reward. end: mean of the last LAST held-out evaluations. train: mean of as many evaluations on training
+    prompts. entropy: mean over the last TAIL steps, in nats per token.
     """
     rows = []
     for run, about in results.runs[results.runs.state.isin(FINISHED)].iterrows():
@@ -207,7 +206,7 @@ def controls(results: Results) -> pd.DataFrame:
 
 
 def admission(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per bed that has all SEEDS: means of start, end, gain, gap and entropy, the least gain of a seed, and admitted."""
+    """A row per bed that has all SEEDS: mean start, end, gain, gap and entropy, least gain of a seed, and whether admitted."""
     rows = []
     for bed, part in runs.groupby("bed", sort=False):
         if set(part.seed) >= set(SEEDS):
@@ -219,7 +218,7 @@ def admission(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def admitted(folder: Path = FOLDER) -> list[str]:
-    """The admitted beds, in the order of BEDS. Raises UserError if `admit` has not been run."""
+    """The beds that `admit` found healthy, in the order of BEDS. Raises UserError if `admit` has not been run."""
     file = folder / "table.csv"
     if not file.is_file():
         raise UserError(f"{file}: not there; python -m experiments.regimes admit")
@@ -228,7 +227,7 @@ def admitted(folder: Path = FOLDER) -> list[str]:
 
 
 def admit(root: Path = Path("runs")) -> None:
-    """Train the exact control of every bed, and record the admitted beds."""
+    """Train the exact control of every bed, and record which beds are admitted. root: folder of the runs."""
     words = admission_command().split()
     subprocess.run([sys.executable, *words[1:], f"run.root={root}"], check=True, env=os.environ)
     runs = controls(load(root / SWEEP, SEEDS))

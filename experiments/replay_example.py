@@ -18,7 +18,7 @@ from harness.dumps.files import write
 
 FOLDER = Path(__file__).parents[1] / "faultline" / "example"
 ARMS = {"bf16": "bf16", "fp8": "fp8_channel"}
-"""Name of a dump's file -> its arm in `experiments.gpu_check`."""
+"""Name of a dump's file -> the arm in `experiments.gpu_check` that samples its responses."""
 
 
 def main() -> None:

@@ -35,10 +35,11 @@ TRAINER, ENGINE, OTHER = "#0072B2", "#D55E00", "#BBBBBB"
 
 
 class Measured(NamedTuple):
-    """The mismatch of one precision.
+    """The mismatch of one precision with the trainer.
 
-    flips [layers]: share of tokens whose experts differ. routing, rest: the two parts of K3, in nats per token. probabilities:
-    for each layer the router's probabilities [N, experts] in the trainer and in the engine, at the same N places.
+    flips [layers]: share of tokens for which trainer and engine choose different experts. routing, rest: the parts of K3 due to
+    routing and to all else, in nats per token. probabilities: for each layer the router's probabilities [N, experts] in the
+    trainer and in the engine, at the same N token positions.
     """
 
     flips: Tensor
@@ -48,7 +49,7 @@ class Measured(NamedTuple):
 
 
 def main(path: str, *overrides: str) -> None:
-    """Measure the mismatch of each precision and draw the picture."""
+    """Measure the mismatch of each precision, and draw the picture into `path`. overrides: of the config."""
     config = parse(compose("model=moe", "task.modulus=20", "warmstart.steps=500", *overrides))
     results = measure(config)
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.2), width_ratios=(1.5, 1, 1), layout="constrained")
@@ -64,7 +65,7 @@ def main(path: str, *overrides: str) -> None:
 
 
 def measure(config: Config) -> dict[str, Measured]:
-    """Measure the mismatch of each precision at the warm start."""
+    """Measure the mismatch of each rollout precision at the config's warm start: name of a precision -> its mismatch."""
     task = build_task(config)
     net, prompts, _ = start(config, task)
     shape = policy_config(config.model, task)
@@ -75,19 +76,19 @@ def measure(config: Config) -> dict[str, Measured]:
 
 
 def precision(name: str) -> PrecisionConfig:
-    """The precision of this name as a config section."""
+    """The config section of a rollout precision, by its name."""
     return parse(compose(f"rollout/precision={name}")).rollout.precision
 
 
 def engine_of(shape, numbers: PrecisionConfig, net) -> LocalEngine:
-    """A rollout engine in a precision, loaded with the policy's weights."""
+    """Build a rollout engine in a precision, loaded with the weights of `net`. shape: the model's config."""
     engine = LocalEngine(shape, numbers)
     engine.load_weights(net.named_parameters(), 0)
     return engine
 
 
 def compare(policy: LocalEngine, engine: LocalEngine, prompts: Tensor, uniforms: Tensor) -> Measured:
-    """Measure the mismatch of an engine: it samples, and the policy scores by the same tree of tokens."""
+    """Measure the mismatch of an engine: the engine samples, and `policy`, the trainer's, scores the same tokens."""
     rollout: Rollout = engine.generate(prompts, uniforms)
     mask = torch.ones_like(rollout.tokens, dtype=torch.bool)
     (own, routes), ours = recorded(policy, prompts, rollout.tokens)
@@ -100,7 +101,7 @@ def compare(policy: LocalEngine, engine: LocalEngine, prompts: Tensor, uniforms:
 
 
 def recorded(engine: LocalEngine, prompts: Tensor, tokens: Tensor) -> tuple[tuple[Tensor, Routes], list[Tensor]]:
-    """Return (log-probabilities and routes of tokens by an engine, the routers' probabilities [N, experts] in each layer)."""
+    """Score tokens by an engine. Returns (log-probabilities and routes, the routers' probabilities [N, experts] by layer)."""
     asked: list[list[Tensor]] = [[] for _ in engine.layers]
 
     def listening(mixture: Mixture, layer: int):
@@ -121,7 +122,7 @@ def recorded(engine: LocalEngine, prompts: Tensor, tokens: Tensor) -> tuple[tupl
 
 
 def example(result: Measured) -> tuple[Tensor, Tensor]:
-    """Return the probabilities of the last layer's router, in trainer and engine, at the flipped token with the median change."""
+    """Return the last router's probabilities [experts], in trainer and engine, at the flipped token with the median change."""
     ours, theirs = result.probabilities[-1]
     sets = [p.topk(2, dim=-1).indices.sort(-1).values for p in (ours, theirs)]
     places = (sets[0] != sets[1]).any(-1).nonzero()[:, 0]

@@ -29,9 +29,9 @@ OWN, SAMPLING = DEPLOYED["trainer"], DEPLOYED["rollout"]
 ARM = ["precision", "noise", "persistence", "correction", "setting"]
 KEYS = ["policy", *ARM, "seed"]
 LATER = {45, 46, 47}
-"""Further seeds of the control and of the arms in list 9 of the plan."""
+"""Further seeds, which the control and the arms in list 9 of the plan have."""
 PERSISTENT = 0.5
-"""Persistence over 20 syncs above which a precision is compared with fixed noise only."""
+"""Persistence of a mismatch over 20 syncs above which a precision is compared with fixed noise only."""
 START = 0.484375
 """Held-out reward of the warm start, which all runs of the second study's base share: step 0 of long.csv."""
 
@@ -63,7 +63,7 @@ def remedied(persistence: float, corrections: tuple[str, ...]) -> Pairs:
 
 
 def continued(setting: str) -> dict[str, tuple[str, str]]:
-    """The comparisons of one setting, by name, in the plan that continues the second study."""
+    """The comparisons of one setting in the plan that continues the second study: name -> (arm, reference arm)."""
     control, fresh, fixed = arm(setting=setting), noisy(0.2, 0, setting=setting), noisy(0.2, 1, setting=setting)
     truncated = noisy(0.2, 1, "token-truncate", setting)
     return {"harm": (fixed, control), "fresh": (fresh, control), "persistence": (fixed, fresh), "remedy": (truncated, fixed)}
@@ -105,17 +105,17 @@ PLAN = StudyPlan(
 
 
 def setting(config: dict[str, Any]) -> str:
-    """The difference of a run from the base of the second study, such as a loss, in the words of the arms' names."""
+    """The difference of a run's config from the study's base, such as a loss, in the words of the arms' names; or base."""
     loss, modulus, steps = config["loss"]["name"], config["task"]["modulus"], config["steps"]
     found = [(loss, "pg", "{}"), (modulus, 7, "modulus {}"), (steps, 280, "{} steps")]
     return ", ".join(words.format(value) for value, base, words in found if value != base) or "base"
 
 
 def endpoints(sweep: Path) -> pd.DataFrame:
-    """A row per finished run and policy: policy, the columns of an arm, seed, reward, k3, measured, outcome.
+    """Table with a row per finished run and policy: policy, the columns of an arm, seed, reward, k3, measured, outcome.
 
-    reward: mean of the last three held-out evaluations. k3: nats per token. measured: persistence over 20 syncs. Unfinished
-    runs are left out, even after a collapse.
+    reward: mean of the last three held-out evaluations. k3: nats per token. measured: persistence of the mismatch over 20 syncs.
+    Unfinished runs are left out, even after a collapse.
     """
     results = load(sweep)
     finished = results.runs.index[results.runs.state.isin(FINISHED)]
@@ -128,7 +128,7 @@ def endpoints(sweep: Path) -> pd.DataFrame:
 
 
 def long_curves(sweep: Path) -> pd.DataFrame:
-    """A row per evaluation of the runs of 2,800 steps: noise, persistence, seed, step, and the rewards of both policies."""
+    """A row per evaluation of the runs of 2,800 steps: noise, persistence, seed, step, and held-out rewards of both policies."""
     results = load(sweep)
     runs = results.dosed[results.dosed.policy == OWN][["noise", "persistence", "seed"]]
     runs = runs[[setting(results.configs[run]) == "2800 steps" for run in runs.index]]
@@ -140,12 +140,12 @@ def long_curves(sweep: Path) -> pd.DataFrame:
 
 
 def named(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of runs with a column for the name of the arm."""
+    """Return the table of runs with a further column `arm`, the name of each run's arm."""
     return runs.assign(arm=[arm(*key) for key in runs[ARM].itertuples(index=False)])
 
 
 def arms(runs: pd.DataFrame) -> pd.DataFrame:
-    """The table of arms for display: K3, persistence and the rewards of both policies by seed, for complete arms."""
+    """The table for display, a row per complete arm: K3, persistence of the mismatch, and rewards of both policies by seed."""
     rows = []
     for _, part in PLAN.complete(named(runs)).groupby(ARM):
         measured = part.measured.dropna()  # none where every ratio is exactly 1
@@ -159,18 +159,18 @@ def arms(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def points(runs: pd.DataFrame) -> pd.DataFrame:
-    """Dose and response of the complete arms of the second study: a row per run and policy."""
+    """Dose (K3) and response (reward) of the study's complete arms in its base setting: a row per run and policy."""
     own = PLAN.complete(named(runs))
     own = own[own.setting == "base"].rename(columns={"reward": "response"})
     return own.assign(loss="pg", setting="", control=own.arm == CONTROL)
 
 
 def placed(runs: pd.DataFrame) -> pd.DataFrame:
-    """The test of hypothesis H3: a row per policy and real precision.
+    """The test of hypothesis H3, that real precisions lie on the curves of synthetic noise: a row per policy and precision.
 
     A row has the precision's mean reward with the 95 % interval (Student's t). Beside it are the curves of fresh and of fixed
-    noise at its K3, with their bands. The last column says whether the interval overlaps the span of the bands. A precision
-    whose mismatch persists is compared with fixed noise only.
+    noise at its K3, with their bands. The last column says whether the interval overlaps the span of the bands. A precision whose
+    mismatch persists is compared with fixed noise only.
     """
     table = points(runs)
     curves = {(curve.policy, curve.persistence): curve for curve in dose.curves(table) if curve.correction == "none"}
@@ -192,11 +192,11 @@ def placed(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def shares(runs: pd.DataFrame) -> pd.DataFrame:
-    """The cost of each mismatch without correction as a share of the control's gain, a row per complete arm.
+    """The cost of each mismatch without correction as a share of the control's gain: a table with a row per complete arm.
 
-    cost = (control − arm)/(control − START), both means of the endpoint, with Welch's 95 % interval of the difference over that
-    gain: the gain's own error is left out. K3·τ, in nats, has τ = 1 + 2·Σ ρᵏ over 20 syncs with ρ the persistence of the noise;
-    for real precisions it is not recorded.
+    cost = (control − arm)/(control − START), where control and arm are means of the endpoint. Its interval is Welch's 95 %
+    interval of the difference over that gain, without the gain's own error. K3·τ, in nats, has τ = 1 + 2·Σ ρᵏ over k = 1 to 20
+    syncs, with ρ the persistence of the noise; for real precisions it is not recorded.
     """
     table = points(runs)
     table = table[table.correction == "none"]
@@ -216,7 +216,7 @@ def shares(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def unchanged(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per correction of the exact control: number of runs, and largest difference from the uncorrected reward."""
+    """A row per correction that ran on the exact control: number of runs, and largest difference from the uncorrected reward."""
     exact = runs[(runs.precision == "fp32") & (runs.noise == 0) & (runs.setting == "base")]
     control = exact[exact.correction == "none"].set_index(["policy", "seed"]).reward
     rows = []
@@ -227,7 +227,7 @@ def unchanged(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def compared(runs: pd.DataFrame) -> pd.DataFrame:
-    """The table of comparisons for display: a row per comparison whose two arms are complete."""
+    """The table for display, with a row per planned comparison whose two arms are complete: difference, interval and p."""
     table = PLAN.compared(named(runs))
     ends = ["difference", "low", "high"]
     difference = [f"{d:+.3f} ({low:+.3f} to {high:+.3f})" for d, low, high in zip(*(table[name] for name in ends), strict=True)]

@@ -29,13 +29,13 @@ NAMES = {
     ("sequence-truncate", 1.0): "with sequence truncation",
     ("sequence-mask", 1.0): "with a sequence mask",
 }
-"""(correction, persistence) of a curve -> its name, in the order of the colours."""
+"""(correction, persistence of the noise) of a curve -> its label, in the order of the colours."""
 BESIDE = {"fp8_tensor": (-48, -16), "fp8_block": (-48, -29), "nvfp4": (-48, -46), "nvfp4_w4a4": (-48, -30)}
-"""Precision -> offset of its name from its marker, in points, below the curves. A thin line joins name and marker."""
+"""Precision -> offset of its label from its marker, in points, below the curves. A thin line joins label and marker."""
 ABOVE = (0, 7)
-"""Offset of a name that stands above its marker, in points."""
+"""Offset, in points, of a label that stands above its marker."""
 LONG = {(0.0, 0.0): "black", (0.2, 0.0): series(0)["color"], (0.2, 1.0): series(1)["color"]}
-"""(noise, persistence) of an arm of 2,800 steps -> its colour."""
+"""(noise, persistence of the noise) of an arm of 2,800 steps -> its colour."""
 SMOOTHED = 5
 """Number of evaluations in a running mean. Five evaluations are 100 steps."""
 FINDING = "A rollout error that persists costs more than one that is redrawn"
@@ -43,7 +43,7 @@ POLICIES = {OWN: "trainer's own policy", SAMPLING: "sampling policy"}
 
 
 def main(folder: Path, out: Path) -> None:
-    """Write the second study's three pictures into `out`."""
+    """Draw second.png, second_long.png and persistence.png into `out`, from the tables endpoints.csv and long.csv in `folder`."""
     out.mkdir(parents=True, exist_ok=True)
     _doses(folder).savefig(out / "second.png", dpi=150)
     long = pd.read_csv(folder / "long.csv")
@@ -73,7 +73,7 @@ def _doses(folder: Path) -> Figure:
 
 
 def _long(curves: pd.DataFrame) -> Figure:
-    """Draw held-out reward over 2,800 steps, a panel per policy: each seed, and the mean of the seeds."""
+    """Draw held-out reward over 2,800 steps, in a panel per policy: each seed, and the mean of the seeds. curves: long.csv."""
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), sharex=True, sharey=True, layout="constrained")
     for axis, column, policy in zip(axes, ("own", "sampling"), POLICIES.values(), strict=True):
         for (noise, persistence), colour in LONG.items():
@@ -87,7 +87,7 @@ def _long(curves: pd.DataFrame) -> Figure:
 
 
 def persistence(curves: pd.DataFrame) -> Figure:
-    """The figure of the trained policy's held-out reward without an error, with fresh and with fixed noise, from long.csv."""
+    """Draw the trained policy's held-out reward without an error, with fresh and with fixed noise. curves: long.csv."""
     figure, axis = plt.subplots(figsize=(8, 4), layout="constrained")
     end = {}
     for (noise, persistence), colour in LONG.items():
@@ -111,14 +111,14 @@ def persistence(curves: pd.DataFrame) -> Figure:
 
 
 def _rewards(curves: pd.DataFrame, noise: float, persistence: float, column: str) -> pd.DataFrame:
-    """The rewards of an arm, a row per evaluated step and a column per seed."""
+    """Held-out rewards of one arm, with a row per evaluated step and a column per seed. column: `own` or `sampling`."""
     return curves[(curves.noise == noise) & (curves.persistence == persistence)].pivot(
         index="step", columns="seed", values=column
     )
 
 
 def _seeds(axis: Axes, rewards: pd.DataFrame, colour: str, label: str | None = None) -> None:
-    """Draw the running means of an arm: a thin line per seed, and a thick line for their mean."""
+    """Draw running means of an arm's rewards [steps, seeds]: a thin line per seed, and a thick line for their mean."""
     smooth = rewards.rolling(SMOOTHED, center=True, min_periods=1).mean()
     axis.plot(smooth.index, smooth, linewidth=0.6, alpha=0.3, color=colour)
     axis.plot(smooth.index, smooth.mean(axis=1), linewidth=2.2, label=label, color=colour)
@@ -126,7 +126,7 @@ def _seeds(axis: Axes, rewards: pd.DataFrame, colour: str, label: str | None = N
 
 
 def _draw(axis: Axes, own: list[Curve], real: list[Real]) -> None:
-    """Draw the means of arms, their fits and bands, and the exact control as a line."""
+    """Draw reward against K3: means of noise arms with fits and bands (`own`), real precisions, and a line for the control."""
     axis.set_xscale("log")
     axis.grid(alpha=0.2)
     for curve in own:

@@ -1,8 +1,8 @@
-"""The map of sources (docs/sources.md): `python -m experiments.sources starts SEED... | list N | record | print`.
+"""The map of sources of mismatch (docs/sources.md): `python -m experiments.sources starts SEED... | list N | record | print`.
 
-starts makes the warm starts of these seeds, and records them in starts.csv: they alone decide which seeds count. list N prints
-the commands of list N that have no records yet. record adds the ended runs to endpoints.csv. print writes the table
-of sources, the comparisons and the answers to table.md. All files are below experiments/study/sources.
+starts makes the warm starts of these seeds, and records them in starts.csv, which decides which seeds count. list N prints the
+commands of list N that have no records yet. record adds the ended runs to endpoints.csv. print writes the table of sources, the
+comparisons and the answers to table.md. All files are below experiments/study/sources.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ SOURCES = (
     "unified_w4a4",
     "wrong_draft",
 )
-"""The sources that this map adds, as options +regime/source=NAME."""
+"""Sources of mismatch that this map adds, as options +regime/source=NAME."""
 ANCHORS = ("partial", "stale_2", "fp8_cache", "fp8_tensor", "nvfp4", "w4a4", "fixed_0.2", "fresh_0.2")
-"""Sources of the study of the verdict that stand beside them."""
+"""Sources of the study of the verdict that the map shows beside the added ones."""
 MAPPED = (*ANCHORS, *SOURCES)
 BEDS = ("dense", "moe")
 FIRST_SEED, SEEDS = 110, 5
-"""The seeds are the first SEEDS from FIRST_SEED on whose warm starts on all beds are fit."""
+"""The map has the first SEEDS seeds from FIRST_SEED on whose warm starts are fit for RL on all beds."""
 CHANGED = "diagnostics.changed_weights=true"
 ROOT, SWEEP = Path("runs"), "sources"
 FOLDER = Path("experiments/study/sources")
 STARTS_FILE = FOLDER / "starts.csv"
 LATE = 20
-"""Number of steps at the end of a run whose median K3 is compared with that of the steps EARLY to EARLY + LATE."""
+"""Number of steps at the end of a run whose median K3 is compared with that of the steps from EARLY to EARLY + LATE."""
 LENGTH = 64
 """Response length, in tokens, for which the table gives the sequence ESS."""
 
@@ -67,7 +67,7 @@ LENGTH = 64
 
 
 def seeds() -> list[int]:
-    """The seeds of the study. Raises UserError while fewer than SEEDS are known to be fit."""
+    """The seeds of the map. Raises UserError while fewer than SEEDS seeds are known to have warm starts fit for RL."""
     table = pd.read_csv(STARTS_FILE) if STARTS_FILE.is_file() else pd.DataFrame(columns=["seed", "bed", "fit"])
     fit = [int(seed) for seed, part in table.groupby("seed") if len(part) == len(BEDS) and part.fit.all()]
     tried = set(table.seed)
@@ -81,9 +81,10 @@ def seeds() -> list[int]:
 
 
 def commands(number: int, chosen: Collection[int], done: Collection[tuple[str, str, int]] = ()) -> list[str]:
-    """The commands of a list, without the sources whose runs are all in `done`, pairs of (bed, source, seed).
+    """The shell commands of list `number`, without sources whose runs are all in `done`, triples (bed, source, seed).
 
-    1: the exact controls. 2 and 3: the sources on the dense model and on the mixture. Raises UserError on another number.
+    1: the exact controls. 2 and 3: the sources on the dense model and on the mixture of experts. Raises UserError on another
+    number.
     """
     if number not in (1, 2, 3):
         raise UserError(f"list {number}: there are lists 1 to 3; docs/sources.md has them")
@@ -101,7 +102,7 @@ def commands(number: int, chosen: Collection[int], done: Collection[tuple[str, s
 
 
 def names(chosen: Collection[int]) -> dict[str, tuple[str, str]]:
-    """Digest of each planned run -> (bed, source)."""
+    """Config digest of each planned run -> (bed, source). chosen: seeds."""
     found = {}
     for bed, source, seed in product(BEDS, ("exact", *MAPPED), chosen):
         given = f"+regime/bed={bed}", f"+regime/source={source}", f"seed={seed}", CHANGED
@@ -110,11 +111,11 @@ def names(chosen: Collection[int]) -> dict[str, tuple[str, str]]:
 
 
 def rows(results: Results, known: Mapping[str, tuple[str, str]]) -> pd.DataFrame:
-    """A row per finished run and policy: the endpoints of the study of the verdict, and columns of this map.
+    """Table with a row per finished run and policy: the endpoints of the study of the verdict, and columns of this map.
 
     ess_64: the sequence ESS at LENGTH tokens, ess^(LENGTH/tokens), as for independent tokens of one size. ratio, ratio_error:
-    mean of mismatch/ratio_mean over the first EARLY steps, and its standard error over these steps. growth: log of the median
-    K3 of the last LATE steps over that of the LATE steps after the first EARLY. changed: mean of actor/changed_bf16.
+    mean of mismatch/ratio_mean over the first EARLY steps, and its standard error over these steps. growth: log of a quotient,
+    the median K3 of the last LATE steps over that of the LATE steps after the first EARLY. changed: mean of actor/changed_bf16.
     """
 
     def named(config: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -144,7 +145,7 @@ def rows(results: Results, known: Mapping[str, tuple[str, str]]) -> pd.DataFrame
 def mapped(runs: pd.DataFrame) -> pd.DataFrame:
     """The table of sources: a row per bed and source, with medians over seeds, and for each policy the mean cost.
 
-    cost: reward that the exact control ends with, less that of the source, over the control's gain.
+    cost: reward that the exact control ends with, less that of the source, as a share of the control's gain.
     """
     own = runs[runs.policy == "trainer"]
     control = own[own.source == "exact"].groupby("bed")
@@ -163,11 +164,12 @@ COSTS = StudyPlan(
     "end",
     paired="pair",
 )
-"""Final reward of each source against the exact control, in ten pairs of bed and seed. Holm covers a policy's table."""
+"""Comparisons of each source's final reward with the exact control's, in ten pairs of bed and seed. Holm's adjustment covers the
+comparisons of a policy."""
 
 
 class Question(NamedTuple):
-    """A question whose answer is yes if the endpoint of `source` is above that of `reference`, or below it if not `above`."""
+    """A question, answered yes if the endpoint is higher for `source` than for `reference`, or lower if `above` is false."""
 
     words: str
     endpoint: str
@@ -182,13 +184,13 @@ QUESTIONS = (
     Question("Does training without masters cost reward?", "end", "no_masters", "bf16_masters", above=False),
     Question("Does unified W4A4 end with more reward than its rollouts alone?", "end", "unified_w4a4", "w4a4_bf16"),
 )
-"""The questions of the map, on the trainer's policy. Holm's adjustment covers them."""
+"""The questions of the map, on the trainer's policy. Holm's adjustment covers all of them."""
 
 
 def answers(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per question that has runs: the difference, its interval, p, adjusted p, and the answer.
+    """Table with a row per question that has runs: the difference, its interval, p, adjusted p, and the answer.
 
-    yes or no: the adjusted p is at most 0.05, and the sign says which. not told: otherwise.
+    yes or no: the adjusted p is at most 0.05, and the difference's sign decides. not told: otherwise.
     """
     own, found = runs[runs.policy == "trainer"], []
     for one in QUESTIONS:

@@ -19,13 +19,13 @@ from harness.boundary import command
 from harness.errors import UserError
 
 TRAINED = 10
-"""Number of last RL steps whose mean training reward is shown, and of first and last steps whose medians are."""
+"""Number of last RL steps whose mean training reward is shown, and of first and of last steps whose medians are shown."""
 WITHIN = 0.1
-"""Margin of the hypotheses H11 and H12, in held-out reward."""
+"""Margin of the hypotheses H11 and H12: the maximum difference of held-out reward, in either direction."""
 BF16, FP8 = "bf16 ppo", "fp8_channel ppo"
 ARMS = [arm + correction for arm in (BF16, FP8) for correction in ("", " token-truncate")]
 START = ", at its start"
-"""Suffix of an arm's name for its reward before the first step."""
+"""Suffix of an arm's name that makes the arm's reward before the first step a reference of its own."""
 
 
 def within(differences: np.ndarray) -> np.ndarray:
@@ -45,11 +45,11 @@ PLAN = StudyPlan(
 
 
 def endpoints(sweep: Path) -> pd.DataFrame:
-    """A row per ended run: arm, seed, start, reward, best, training_reward, k3, seconds, ess and tokens.
+    """Table with a row per ended run: arm, seed, start, reward, best, training_reward, k3, seconds, ess and tokens.
 
     start: the evaluation before the first step. reward: mean of the last three held-out evaluations. k3: nats per token, the
-    median over steps. step_seconds, generate_seconds, train_seconds: medians over steps. ess_*, tokens_*: sequence ESS and
-    mean length of a response, medians over the first and the last TRAINED steps.
+    median over steps. step_seconds, generate_seconds, train_seconds: medians over steps. ess_*, tokens_*: sequence ESS and mean
+    length of a response, medians over the first and the last TRAINED steps.
     """
     results = load(sweep)
     steps = results.steps.assign(run=results.steps.run.astype(str)).groupby("run")
@@ -64,7 +64,7 @@ def endpoints(sweep: Path) -> pd.DataFrame:
 
 
 def by_arm(runs: pd.DataFrame) -> pd.DataFrame:
-    """The table of arms for display: the rewards by seed and their mean."""
+    """The table for display: a row per arm, with its rewards by seed, their mean, K3 and seconds per step."""
 
     def each(values: pd.Series) -> str:
         return " ".join(f"{value:.3f}" for value in values) + f" ({values.mean():.3f})"

@@ -38,15 +38,15 @@ ARMS = {
     "fp8 sequence": f"rollout/precision=fp8_channel {SEQUENCE}",
     "bf16": "rollout/precision=bf16",
 }
-"""Arm -> its overrides, in the order of a list."""
+"""Arm -> its config overrides, in the order of a list of commands."""
 SEEDS = tuple(range(201, 209))
-"""Seeds of the study, one for each list."""
+"""Seeds of the study, one for each list of commands."""
 STEPS, LONG = 40, 150
-"""Number of RL steps of a run, and of the runs of the last seed."""
+"""Number of RL steps of a run, and of a run with the last seed."""
 EVALUATIONS, TRAINED = 3, 10
-"""Numbers of evaluations and of RL steps, the last ones, whose mean rewards are endpoints."""
+"""Numbers of held-out evaluations and of RL steps, at the end of a run, whose mean rewards are endpoints."""
 MARGIN = 0.05
-"""Reward by which an arm may be worse than its reference and still count as no worse."""
+"""Reward by which an arm may be below its reference and still count as no worse."""
 POLICIES = {"trainer": "eval/reward", "sampler": "eval/rollout_reward"}
 """Judged policy -> metric of its held-out reward."""
 QUESTIONS = {"held_out/own": "trainer", "held_out/rollout": "sampler"}
@@ -58,7 +58,7 @@ KEY = ["arm", "seed"]
 
 
 def commands(number: int, done: set[tuple[str, int]]) -> list[str]:
-    """The commands of a list, which is the runs of one seed, without the runs in `done`. Raises UserError on another number."""
+    """The shell commands of list `number`, the runs of one seed not in `done` (arm, seed). Raises UserError on another number."""
     if not 1 <= number <= len(SEEDS):
         raise UserError(f"list {number}: there are lists 1 to {len(SEEDS)}; docs/text.md has them")
     seed = SEEDS[number - 1]
@@ -81,18 +81,18 @@ def arm_of(config: Mapping[str, Any]) -> str:
 
 
 def finished(results: Results) -> list[tuple[str, str, int]]:
-    """(run, arm, seed) of each finished run."""
+    """List of (run, arm, seed), one for each finished run."""
     ended = results.runs[results.runs.state.isin(FINISHED)]
     return [(str(run), arm_of(results.configs[str(run)]), int(about.seed)) for run, about in ended.iterrows()]
 
 
 def endpoints(results: Results) -> pd.DataFrame:
-    """A row per finished run: arm, seed, start, its endpoints, outcome, k3, ess, tokens and seconds.
+    """Table with a row per finished run: arm, seed, start, its endpoints, outcome, k3, ess, tokens and seconds.
 
     start: held-out reward before the first step. trainer, sampler: mean of the last EVALUATIONS held-out evaluations of each
     policy up to step STEPS. rollouts: mean reward of the last TRAINED steps up to STEPS. late_trainer, late_sampler,
     late_rollouts: the same at the end of a run of LONG steps, else NaN. k3 (nats per token), ess (of the sequence weights) and
-    tokens (of a response): medians of steps up to STEPS. seconds: median of a step by the clock.
+    tokens (of a response): medians of steps up to STEPS. seconds: median duration of a step.
     """
     rows = []
     for run, arm, seed in finished(results):
@@ -113,7 +113,7 @@ def endpoints(results: Results) -> pd.DataFrame:
 
 
 def questions(results: Results) -> pd.DataFrame:
-    """A row per finished run, policy and evaluation: `rewards` has the reward of each held-out prompt [N].
+    """Table with a row per finished run, policy and evaluation: `rewards` has the reward of each held-out prompt [N].
 
     All runs have the same prompts in the same places, and the same random numbers for them.
     """
@@ -142,15 +142,14 @@ def _endpoints() -> pd.DataFrame:
 # --- predictions -------------------------------------------------------------------------------------------------------------
 
 SEEN = verdict_study.Seen(k3=4.1e-2, persistence=0.30, tokens=13.0, verdict="token")
-"""The information from which the rules choose an arm of FP8, all recorded before this study.
+"""The information from which the rules choose an arm under FP8, all recorded before this study.
 
 K3 is that of `smollm2/sums`, persistence that of 20 syncs at the rate of this study (RESULTS.md, "SmolLM2"), tokens those of its
-first steps. The verdict is that of `faultline replay experiments/study/smollm2/local-fp8_channel.parquet`.
-"""
+first steps. The verdict is that of `faultline replay experiments/study/smollm2/local-fp8_channel.parquet`."""
 
 
 def predictions(rules: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """A row per judged policy and rule: the arm that it chooses under FP8. rules: the content of rules.json, by policy."""
+    """A row per judged policy and rule: the arm that the rule chooses under FP8. rules: policy -> its part of rules.json."""
     rows = []
     for policy, frozen in rules.items():
         named = verdict_study.rules(verdict_study.Cutoffs(**frozen["v2"]), frozen["best"])
@@ -161,7 +160,7 @@ def predictions(rules: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def scored(chosen: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """`predictions` with the mean reward of the arm less that of the best FP8 arm; NaN for an arm that the study has not."""
+    """Add to `predictions` the mean reward of the arm less that of the best FP8 arm; NaN for an arm that the study lacks."""
     means = judged(runs).groupby(["policy", "arm"]).reward.mean()
     fp8 = [arm for arm in ARMS if arm.startswith("fp8")]
     short = [
@@ -177,7 +176,7 @@ PRIMARY = [("fp8", "fp16"), ("fp8 token", "fp8")]
 ALL = [*PRIMARY, ("fp8 sequence", "fp8"), ("fp8 sequence", "fp8 token"), ("bf16", "fp16"), ("fp8", "bf16")]
 WORSE = [("bf16", "fp16"), ("fp8", "fp16"), ("fp8 token", "fp16"), ("fp8 token", "fp8"), ("fp8 sequence", "fp8")]
 no_worse = partial(non_inferior_p, margin=MARGIN)
-"""Test that an arm is worse than its reference by less than MARGIN."""
+"""p of the test that an arm is worse than its reference by less than MARGIN."""
 PLAN = StudyPlan(
     families=[
         Comparisons("primary", PRIMARY, difference_p, {"policy": "trainer"}),
@@ -188,20 +187,20 @@ PLAN = StudyPlan(
     ],
     paired="seed",
 )
-"""The comparisons of docs/text.md. Each family of a policy has Holm's adjustment of its own."""
+"""The comparisons of docs/text.md. Each family of comparisons of a policy has Holm's adjustment of its own."""
 
 
 def judged(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per run and policy: arm, seed, policy, reward.
+    """Table with a row per run and policy: arm, seed, policy, reward.
 
-    Policies are trainer, sampler, rollouts (the rewards of training), and "sampler less trainer".
+    Policies are trainer, sampler, rollouts (the rewards of training), and "sampler less trainer", a difference.
     """
     values = runs.assign(**{"sampler less trainer": runs.sampler - runs.trainer})
     return values.melt(KEY, ["trainer", "sampler", "rollouts", "sampler less trainer"], "policy", "reward")
 
 
 def by_arm(runs: pd.DataFrame) -> pd.DataFrame:
-    """The table of arms: number of seeds, and means over seeds of the endpoints and of what is measured beside them."""
+    """A row per arm: number of seeds, and means over seeds of endpoints, K3, ESS, tokens per response and seconds per step."""
     names = [
         "start",
         *POLICIES,
@@ -225,7 +224,7 @@ DIFFERENCES = (0.02, 0.04, 0.06, 0.08, 0.10)
 
 
 def spread(runs: pd.DataFrame) -> float:
-    """Standard deviation of a paired difference, pooled over FP8 less BF16 and over truncation less none under each precision."""
+    """Standard deviation of a paired difference of reward, pooled: FP8 less BF16, and in each, token truncation less none."""
     ends = runs.pivot(index="seed", columns="arm", values="reward")
     bf16, fp8 = sums.BF16, sums.FP8
     pairs = [(fp8, bf16), (f"{fp8} token-truncate", fp8), (f"{bf16} token-truncate", bf16)]
@@ -233,11 +232,11 @@ def spread(runs: pd.DataFrame) -> float:
 
 
 def power(sd: float, pairs: int = len(SEEDS), draws: int = 2000) -> pd.DataFrame:
-    """A row per true difference δ: shares of simulated studies that find it, and that call an arm no worse.
+    """Table with a row per true difference δ of reward: shares of simulated studies that find it, and that call an arm no worse.
 
-    Differences of pairs are normal with mean δ and standard deviation sd. The share that finds δ is given at p ≤ 0.05 and at
-    p ≤ 0.025, the stricter of Holm's two levels. "no worse" is the share of studies whose arm counts as no worse if it is δ
-    below its reference.
+    Differences of pairs are normal with mean δ and standard deviation sd. The share that finds δ is given at p ≤ 0.05 and at p ≤
+    0.025, the stricter of Holm's two levels. "no worse" is the share of studies whose arm counts as no worse if it is δ below its
+    reference.
     """
     rng, zeros = np.random.default_rng(0), np.zeros(pairs)
     rows = []

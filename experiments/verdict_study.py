@@ -44,13 +44,13 @@ ARMS = {
     "mask": "sequence_mask",
     "geometric": "geometric_token_mask",
 }
-"""Arm -> its correction. Further arms are the control of each bed, and the verdict's setting if it is none of these."""
+"""Arm -> its preset of correction. Further arms are each bed's control, and the verdict's setting if it is none of these."""
 POLICIES = {"trainer": "", "sampler": "rollout_"}
 """Deployed policy -> prefix of its reward in the names of metrics, after eval/ and eval/train_."""
 EARLY = 20
 """Number of steps at the start of a run whose mismatch the rules, the laws and the forecast may use."""
 HARMED = 0.25
-"""Share of the control's gain in reward. A loss of at least this share counts as harm in the forecast."""
+"""Share of the control's gain in reward. In the forecast a loss of at least this share counts as harm."""
 MARGIN = 0.02
 """Difference of regret, in reward, within which two rules count as equivalent."""
 
@@ -59,16 +59,16 @@ MARGIN = 0.02
 
 
 Runs = Set[tuple[str, str, int]]
-"""Names of runs: (regime, arm, seed). The regime of a control is its bed and the source exact."""
+"""Names of runs, each (regime, arm, seed). The regime of a control is BED/exact."""
 
 
 def commands(
     number: int, parts: Split, beds: Iterable[str], verdicts: pd.DataFrame | None = None, done: Runs = frozenset()
 ) -> list[str]:
-    """The commands of a list of runs, without the regimes whose runs are all in `done`.
+    """The shell commands of list `number` of runs, without the regimes whose runs are all in `done`.
 
-    1: the controls. 2 to 4: the calibration regimes without correction, with the corrections, and with the verdict's settings.
-    5 to 7: the held-out regimes in these three ways. verdicts: the verdicts of the uncorrected runs, which lists 4 and 7 need.
+    1: the controls. 2 to 4: the calibration regimes without correction, with the corrections, and with the verdict's settings. 5
+    to 7: the held-out regimes in these three ways. verdicts: the verdicts of the uncorrected runs, which lists 4 and 7 need.
     Raises UserError on another number, and on missing verdicts.
     """
     if number == 1:
@@ -115,7 +115,7 @@ def _own_setting(regime: str, arm: str, seed: int) -> str:
 def arm_of_verdict(verdict: Mapping[str, Any]) -> str:
     """The arm that an answer of `faultline replay --json` proposes: none without a proposal, or for example "token 1.03".
 
-    The bound is a part of the name if it is not that of an arm in ARMS.
+    The bound of the weight is a part of the name if it differs from that of the arm in ARMS.
     """
     proposal = verdict["proposal"]
     if proposal is None:
@@ -126,7 +126,8 @@ def arm_of_verdict(verdict: Mapping[str, Any]) -> str:
 def ask(results: Results, known: pd.DataFrame) -> pd.DataFrame:
     """Run `faultline replay` on the dump of step 0 of each uncorrected run. Rows in `known` are not computed again.
 
-    Returns a row per run: regime, seed, arm, need, k3 in nats per token, and tokens of a response.
+    Returns a row per run: regime, seed, arm, need (whether a correction is needed), k3 in nats per token, and mean tokens of a
+    response.
     """
     rows = known.to_dict("records")
     asked = set(zip(known.regime, known.seed, strict=True))
@@ -171,12 +172,12 @@ def _bare(correction: Mapping[str, Any]) -> tuple:
 
 
 def endpoints(results: Results, named: Callable[[Mapping[str, Any]], tuple[str, str, str]] | None = None) -> pd.DataFrame:
-    """The endpoints of the study: a row per finished run and policy.
+    """The endpoints of the study: a table with a row per finished run and policy.
 
     named: recorded config -> (bed, source, arm); by default those of this study. Columns: bed, source, arm, seed, policy. start:
-    the first held-out reward. end, train: means of the last LAST evaluations on held-out and on training prompts. outcome,
-    onset. k3, ess (of the sequence weights), identity (|mean ratio − 1|), gradient: medians of the first EARLY steps. tokens:
-    mean tokens of a response in these steps. persistence_k: the first value measured.
+    the first held-out reward. end, train: means of the last LAST evaluations on held-out and on training prompts. outcome. onset:
+    step of a collapse. k3, ess (of the sequence weights), identity (|mean ratio − 1|), gradient (norm): medians of the first
+    EARLY steps. tokens: mean tokens of a response in these steps. persistence_k: the first value measured, over k syncs.
     """
     medians = {"k3": "rollout_corr/k3_kl", "ess": "mismatch/ess_sequence", "gradient": "actor/grad_norm"}
     rows = []
@@ -203,18 +204,18 @@ RUN = ["bed", "source", "arm", "seed", "policy"]
 
 
 def added(known: pd.DataFrame, more: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
-    """Return `known` with the rows of `more` whose values in `columns` it lacks. Rows that were recorded stay unchanged."""
+    """Return `known` with those rows of `more` whose values in `columns` it lacks. Recorded rows stay unchanged."""
     new = more[~more.set_index(columns).index.isin(known.set_index(columns).index)] if len(known) else more
     return pd.concat([known, new], ignore_index=True).sort_values(columns, ignore_index=True)
 
 
 def done(runs: pd.DataFrame) -> Runs:
-    """The names of the runs that are in the endpoints."""
+    """The names (regime, arm, seed) of the runs that are in the endpoints."""
     return set(zip(runs.bed + "/" + runs.source, runs.arm, runs.seed, strict=True))
 
 
 QUESTIONS = {"held_out/own": "trainer", "held_out/rollout": "sampler"}
-"""Key of questions.jsonl, a pair of prompts and policy -> deployed policy."""
+"""Key of questions.jsonl, which names prompts and policy -> the deployed policy."""
 
 
 def questions(results: Results) -> pd.DataFrame:
@@ -240,17 +241,17 @@ LEVELS = ("sequence", "token", "mask")
 GRID = [
     Cutoffs(*values) for values in product((0.0, 1e-3, 5e-3, 2e-2), (-1.0, 0.3, 0.6), (10, 20), LEVELS, LEVELS)
 ]  # constants come first, and a tie goes to the first
-"""Every set of cut-offs of verdict v2 that `tune` considers."""
+"""Every set of cut-offs of the rule v2 that `tune` considers."""
 
 
 def rules(v2: Rule, best: str) -> dict[str, Rule]:
-    """The rules for one deployed policy. best: the constant arm with the least regret on the calibration regimes."""
+    """Name -> rule, for one deployed policy. v2: the tuned rule. best: the constant arm with the least regret in calibration."""
     always = {f"always {arm}": constant(arm) for arm in ARMS}
     return always | {"verdict": lambda seen: seen.verdict, "v2": v2, "best constant": constant(best)}
 
 
 def seen(runs: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
-    """The information that rules use, indexed by (regime, seed), for the uncorrected runs that have a verdict."""
+    """Table of the information that rules use, indexed by (regime, seed): a row per uncorrected run that has a verdict."""
     plain = runs[(runs.arm == "none") & (runs.source != "exact") & (runs.policy == "trainer")]
     plain = plain.assign(regime=plain.bed + "/" + plain.source)
     both = plain.merge(verdicts[["regime", "seed", "arm"]].rename(columns={"arm": "verdict"}), on=["regime", "seed"])
@@ -263,15 +264,16 @@ def seen(runs: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
 
 
 def gains(runs: pd.DataFrame) -> pd.Series:
-    """Bed -> gain of its exact control: mean final reward minus mean initial reward."""
+    """Bed -> gain of its exact control: mean final less mean initial held-out reward of the trainer's policy."""
     control = runs[(runs.source == "exact") & (runs.arm == "none") & (runs.policy == "trainer")].groupby("bed")
     return control.end.mean() - control.start.mean()
 
 
 def regrets(runs: pd.DataFrame, about: pd.DataFrame, policy: str, named: Mapping[str, Rule]) -> pd.DataFrame:
-    """A row per regime and rule: arm (the rule's name), regime, policy, regret in reward, and share of the control's gain.
+    """Table with a row per regime and rule: arm (the rule's name), regime, policy, regret, and share.
 
-    Raises UserError if a run that a rule chooses is missing.
+    regret: reward lost against the regime's best arm. share: that of the control's gain. about: table of `seen`. Raises UserError
+    if a run that a rule chooses is missing.
     """
     gain, rows = gains(runs), []
     for (bed, source), part in runs[(runs.policy == policy) & (runs.source != "exact")].groupby(["bed", "source"]):
@@ -293,10 +295,7 @@ def regrets(runs: pd.DataFrame, about: pd.DataFrame, policy: str, named: Mapping
 
 
 def tuned(runs: pd.DataFrame, about: pd.DataFrame, policy: str) -> tuple[Cutoffs, str]:
-    """The cut-offs of verdict v2 and the constant arm with the least mean regret share on the given runs.
-
-    Ties go to the first.
-    """
+    """Return (cut-offs of verdict v2, constant arm) with the least mean regret share on the given runs. Ties go to the first."""
     candidates: dict[str, Rule] = {str(i): cut for i, cut in enumerate(GRID)}
     candidates |= {arm: constant(arm) for arm in ARMS}
     means = regrets(runs, about, policy, candidates).groupby("arm").share.mean().round(12)
@@ -322,7 +321,7 @@ adjustment. The claim "below" also needs a negative difference."""
 
 
 def claims(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row per comparison of PLANS on the table of `regrets`. The four p-values of a policy share Holm's adjustment."""
+    """A row per comparison of PLANS. The four p-values of a policy share Holm's adjustment. rows: the table of `regrets`."""
     table = pd.concat([plan.compared(rows).assign(claim=claim) for claim, plan in PLANS.items()], ignore_index=True)
     for _, part in table.groupby("policy"):
         table.loc[part.index, "holm_p"] = holm_of_planned(part.p.to_list(), len(BELOW) + 1)
@@ -330,10 +329,9 @@ def claims(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def without_a_source(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row per policy and rule: mean, least, greatest.
+    """Table with a row per policy and rule: mean, least, greatest.
 
-    mean: the mean of its regret share over all regimes. least, greatest: extremes of this mean when one source of mismatch is
-    left out.
+    mean: that of the rule's regret share over all regimes. least, greatest: extremes of this mean when one source is left out.
     """
     source = rows.regime.str.partition("/")[2]
     others = [rows[source != one].groupby(["policy", "arm"]).share.mean() for one in source.unique()]
@@ -348,7 +346,7 @@ def without_a_source(rows: pd.DataFrame) -> pd.DataFrame:
 def tau(persistence: Mapping[int, float]) -> float:
     """τ = 1 + 2·Σ_{k=1..20} ρ_k, the factor by which a persistent mismatch outweighs a fresh one of its size.
 
-    persistence: lag in syncs -> ρ, at 1, 5 and 20. ρ is interpolated linearly, from ρ_0 = 1 on.
+    persistence: k -> ρ_k, the persistence over k syncs, at 1, 5 and 20. Other ρ_k are interpolated linearly, from ρ_0 = 1 on.
     """
     lags = np.array([0, *sorted(persistence)])
     known = np.array([1.0, *(persistence[lag] for lag in sorted(persistence))])
@@ -356,7 +354,7 @@ def tau(persistence: Mapping[int, float]) -> float:
 
 
 def costs(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
-    """A row per regime: its cost without correction and its early signals.
+    """Table with a row per regime: its cost in reward without correction, and its early signals of harm.
 
     Columns: regime, cost (lost share of the control's gain), k3, dose = k3·tau, the other early signals, collapsed (share of
     seeds), and onset (median).
@@ -376,9 +374,10 @@ def costs(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
 
 
 def law(fitted: pd.DataFrame, held_out: pd.DataFrame) -> pd.DataFrame:
-    """A row per law of the cost: its mean absolute error on held-out regimes.
+    """Table with a row per law of the cost: its mean absolute error on held-out regimes.
 
-    The laws are cost = a·√dose for dose = K3·tau and for K3 alone, with a by least squares on `fitted`, and cost = 0.
+    The laws are cost = a·√dose for dose = K3·tau and for K3 alone, with a by least squares on `fitted`, and cost = 0. fitted,
+    held_out: tables of `costs`.
     """
     rows = []
     for name, column in (("K3 times tau", "dose"), ("K3", "k3")):
@@ -389,7 +388,7 @@ def law(fitted: pd.DataFrame, held_out: pd.DataFrame) -> pd.DataFrame:
 
 
 def auc(score: np.ndarray, event: np.ndarray) -> float:
-    """Area under the ROC curve: P(score of an event > score of a non-event), ties counting half; NaN without either."""
+    """Area under the ROC curve: P(score of an event > score of a non-event), ties counting half; NaN if either kind is absent."""
     high, low = score[event][:, None], score[~event][None, :]
     return float(((high > low) + 0.5 * (high == low)).mean()) if high.size and low.size else np.nan
 
@@ -428,7 +427,7 @@ def _verdicts() -> pd.DataFrame:
 
 
 def _of(runs: pd.DataFrame, part: list[Regime]) -> pd.DataFrame:
-    """Rows of the runs in the regimes of `part`, and of the controls."""
+    """Rows of `runs` in the regimes of `part`, and of all exact controls."""
     names = set(map(str, part))
     return runs[(runs.source == "exact") | (runs.bed + "/" + runs.source).isin(names)]
 

@@ -8,7 +8,7 @@
 
 | name | what it is |
 |---|---|
-| `Correction`, `Weight`, `Reject` | a correction as data |
+| `Correction`, `Weight`, `Reject` | the settings of a correction |
 | `correct` | the weights and the mask that a correction gives a batch |
 | `mismatch`, `diagnostics` | statistics of the mismatch, and of a correction, as a dictionary of floats |
 | `load`, `replay` | the batches of a dump; the effect of corrections on a dump, as data frames |
@@ -43,7 +43,7 @@ _SOURCES = {
     **{name: ("algos.corrections.spec", name) for name in ("Correction", "Reject", "Weight")},
     **{name: ("faultline.api", name) for name in ("correct", "diagnostics", "load", "mismatch", "replay")},
 }
-"""Public name → module and name where it is defined."""
+"""Public name → (module, name) where it is defined."""
 
 
 def __getattr__(name: str) -> Any:

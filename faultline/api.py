@@ -26,7 +26,7 @@ from harness.room import bounded
 def correct(batch: Batch | None = None, *, correction: Correction | str, **arrays: Unpack[Arrays]) -> Corrected:
     """Return the weights and the mask that a correction gives a batch, as detached tensors [B, T].
 
-    loss = Σ kept·weights·loss_t / Σ counted, with token losses loss_t. Other reductions use the same weights and mask.
+    With these, loss = Σ kept·weights·loss_t / Σ counted, where loss_t is the loss of a token. Other reductions use them alike.
 
     correction: a `Correction`, the name of a preset such as "icepop", or a YAML file. If it has normalize=batch, pass all
     responses of an optimizer step in one call. arrays: logp_old, logp_rollout, mask, advantages and segments; see `Arrays`.
@@ -46,7 +46,7 @@ def correct(batch: Batch | None = None, *, correction: Correction | str, **array
 def mismatch(batch: Batch | None = None, **arrays: Unpack[Arrays]) -> dict[str, float]:
     """Return statistics of the mismatch before any correction. `algos.diagnostics.mismatch.finish_mismatch` has the equations.
 
-    arrays: logp_old, logp_rollout, mask; see `Arrays`. Raises ValueError if an array is missing or cannot be used.
+    arrays: logp_old, logp_rollout and mask; see `Arrays`. Raises ValueError if an array is missing or cannot be used.
 
     >>> import faultline
     >>> stats = faultline.mismatch(logp_old=[[-1.0, -1.5]], logp_rollout=[[-1.1, -1.4]])
@@ -59,7 +59,7 @@ def mismatch(batch: Batch | None = None, **arrays: Unpack[Arrays]) -> dict[str, 
 
 
 def diagnostics(batch: Batch | None = None, *, correction: Correction | str, **arrays: Unpack[Arrays]) -> dict[str, float]:
-    """Return metrics of the mismatch and of a correction's effect on a batch: weights, filters, tokens kept. A run logs them too.
+    """Return metrics of the mismatch and of a correction's effect on a batch: weights, filters, tokens kept. Runs log them too.
 
     correction, arrays: the arguments of `correct`. Raises ValueError if an array is missing or cannot be used.
 
@@ -76,7 +76,7 @@ def diagnostics(batch: Batch | None = None, *, correction: Correction | str, **a
 def load(path: Path | str, *, skip_bad: bool = False) -> list[Batch]:
     """The training batches of a dump: a file (.parquet, .jsonl, .pkl, .pt), a folder of them, or a run folder.
 
-    skip_bad: leave bad rows out. Otherwise a UserError lists them. docs/dumps.md describes a dump.
+    skip_bad: leave out bad rows. Otherwise a UserError lists them. docs/dumps.md describes the format of dumps.
 
     >>> import faultline, pathlib, tempfile
     >>> dump = pathlib.Path(tempfile.mkdtemp()) / "dump.jsonl"
@@ -90,11 +90,11 @@ def load(path: Path | str, *, skip_bad: bool = False) -> list[Batch]:
 
 
 class ReplayResult(NamedTuple):
-    """Data frames that `replay` returns.
+    """Data frames that `replay` returns: the effect of corrections on a dump, and the dump's mismatch.
 
-    corrections: a row per correction, with the metrics of a run and effect/*. thresholds: a row per family and bound.
-    profiles: mean effective weight by position and length. mismatch: statistics of the whole dump, as from `mismatch`.
-    versions: a row per age of the weights that sampled a token; empty without versions.
+    corrections: a row per correction, with a run's metrics and effect/*. thresholds: a row per family of corrections and bound.
+    profiles: mean effective weight by token position and response length. mismatch: statistics of the dump, as from `mismatch`.
+    versions: a row per age of the weights that sampled a token; empty if the dump has no column of versions.
     skipped: correction -> the column that it needs and the dump lacks.
     """
 

@@ -24,13 +24,13 @@ class Arrays(TypedDict, total=False):
     mask: Array
     """Mask that is true on response tokens; without it all tokens count."""
     advantages: Array
-    """Advantage of each token; only some filters need it."""
+    """Advantage of each token; only filters with when=negative_advantage, and perhaps plug-ins, need it."""
     segments: Array
-    """Number of the turn that each token belongs to; corrections at a segment level need it."""
+    """Number of the turn to which each token belongs; only corrections at a segment level need it."""
 
 
 def as_batch(**arrays: Unpack[Arrays]) -> Batch:
-    """Make a `Batch` from arrays. Raises ValueError naming an argument that cannot be used, and TypeError on an unknown name."""
+    """Make a `Batch` from arrays. Raises ValueError naming an unusable argument, and TypeError on an unknown argument."""
     if unknown := arrays.keys() - Arrays.__annotations__.keys():
         raise TypeError(f"{', '.join(sorted(unknown))}: no such array; accepted are {', '.join(Arrays.__annotations__)}")
     tensors = {name: _tensor(name, array) for name, array in arrays.items() if array is not None}

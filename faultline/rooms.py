@@ -19,11 +19,11 @@ HOME = Path(__file__).parents[1]
 
 
 class Rooms:
-    """Import finder for modules of the packages in ROOMS that a package of that name in the working folder does not have."""
+    """Import finder for modules of this project that a package of the same name in the working folder does not have."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Find the module `name` below HOME if it is inside a package of ROOMS; None otherwise."""
+        """Find the module `name` in this project's folder HOME if it is inside a package of ROOMS; None otherwise."""
         room, _, inside = name.partition(".")
         if room not in ROOMS or not inside:
             return None
@@ -50,7 +50,7 @@ def beside_others() -> None:
 
 
 def _package(room: str) -> Path | None:
-    """Folder of the package that `import room` would load; None if there is none, or only a single module."""
+    """Folder of the package that `import` of the name `room` would load; None if there is none, or only a single module."""
     spec = find_spec(room)
     return Path(spec.origin).parent if spec is not None and spec.origin and spec.submodule_search_locations else None
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from harness.config import OPERATION
 
 NONE = "none"
-"""Correction shown for an arm without a correction."""
+"""Text shown as the correction of an arm that has none."""
 UNNAMED = (*OPERATION, "seed")
-"""Config sections that never appear in the name of an arm. They change no result, or are the seed."""
+"""Config sections that never appear in the name of an arm: those that change no result, and the seed."""
 NAMED = ("rollout.precision.name", "loss.name", "routing.replay")
 """Config keys that have a fixed place in the name of an arm, so that they are never added as key=value."""
 
@@ -42,7 +42,7 @@ class Arm(NamedTuple):
 def arm(config: Mapping[str, Any]) -> Arm:
     """Return the arm of a single run from its config alone. Raises KeyError on an incomplete config.
 
-    A weight that is computed only for its metrics (apply=false) does not count as a correction.
+    An importance weight that is computed only for its metrics (apply=false) does not count as a correction.
     """
     weight = config["correction"]["weight"]
     parts = [f"{weight['level']}-{weight['action']}"] if weight["level"] and weight.get("apply", True) else []
@@ -69,7 +69,7 @@ def arms(configs: Mapping[str, Mapping[str, Any]], but: Collection[str] = ()) ->
 
 
 def _names(configs: Mapping[str, Mapping[str, Any]], but: Collection[str]) -> dict[str, Arm]:
-    """Map each run to its arm, for configs that all differ from one another."""
+    """Map each run to its arm. configs: run -> config, no two of which are equal. but: keys that no arm's name states."""
     plain = {run: arm(config) for run, config in configs.items()}
     flat = _alike({run: _flat(config, but) for run, config in configs.items()})
     differing = _differing(flat, plain)
@@ -85,7 +85,7 @@ def _names(configs: Mapping[str, Mapping[str, Any]], but: Collection[str]) -> di
 
 
 def _part(key: str, plain: Arm) -> str:
-    """The field of `Arm` in which a differing key is named. A key of `correction` in an uncorrected arm is named in `setting`."""
+    """Field of `Arm` that names a differing `key`: loss, correction (if the arm has one), or else setting."""
     section = key.partition(".")[0]
     corrected = section == "correction" and plain.correction != NONE
     return section if section == "loss" or corrected else "setting"
@@ -99,7 +99,7 @@ def _flat(config: Mapping[str, Any], but: Collection[str]) -> dict[str, Any]:
 
 
 def _alike(flat: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Write whole numbers as floats where another run has a float for the key: `noise=0` and `noise=0.0` mean the same."""
+    """Convert integers to floats where another run has a float for the key, since `noise=0` and `noise=0.0` mean the same."""
     floats = {key for values in flat.values() for key, value in values.items() if type(value) is float}
     return {
         run: {key: float(value) if key in floats and type(value) is int else value for key, value in values.items()}
@@ -108,7 +108,7 @@ def _alike(flat: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _differing(flat: Mapping[str, dict[str, Any]], plain: Mapping[str, Arm]) -> set[tuple[str, str]]:
-    """Pairs (key, context) for which runs of one context have different values. A missing key counts as a different value."""
+    """Pairs (config key, its `_context`) for which runs of that context differ in the key. A missing key is a difference."""
     differing = set()
     for key in dict.fromkeys(key for values in flat.values() for key in values):
         if key in NAMED or not differs(key, flat.values()):
@@ -121,7 +121,7 @@ def _differing(flat: Mapping[str, dict[str, Any]], plain: Mapping[str, Arm]) -> 
 
 
 def _context(key: str, values: Mapping[str, Any], plain: Arm) -> str:
-    """Context within which a key is compared: the correction, the name of the nearest plug-in section, or the whole sweep."""
+    """Context within which runs are compared in `key`: the same correction, the same nearest plug-in, or the whole sweep."""
     if key.startswith("correction."):
         return plain.correction
     section = key

@@ -57,7 +57,7 @@ def _unread() -> bool:
 
 @contextmanager
 def refusing(given: str = "") -> Iterator[None]:
-    """Turn errors of Hydra, OmegaConf and the file system in the body into UserError. given: input shown if none names a key."""
+    """Turn errors of Hydra, OmegaConf and the file system in the body into UserError. given: see `command`."""
     try:
         yield
     except UserError:
@@ -97,7 +97,7 @@ def _short(given: str) -> str:
 
 
 def _of_library(error: BaseException) -> bool:
-    """Whether one of LIBRARIES raised the error. The innermost frame outside the standard library decides."""
+    """Whether Hydra, OmegaConf or yaml (LIBRARIES) raised the error. The innermost frame outside the standard library decides."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     packages = [str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame in frames]
     others = [package for package in packages if package not in sys.stdlib_module_names]

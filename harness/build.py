@@ -22,7 +22,7 @@ from harness.rollouts.local import LocalEngine
 from harness.tasks import TASKS, Task, stops
 
 BY_TOKEN = {"mask", "values"}
-"""Inputs of an advantage estimator by token, which maps rewards [B, T] to advantages [B, T]. values: V of a critic, [B, T]."""
+"""Inputs by which an advantage estimator maps token rewards [B, T] to advantages [B, T]. values: a critic's V, [B, T]."""
 
 PROVIDED = {"lengths", "greedy"} | BY_TOKEN
 """Inputs that a run can give an advantage estimator, besides the rewards."""
@@ -32,7 +32,7 @@ class Plan(NamedTuple):
     """Everything that a run builds from its config, checked and built once; `harness.validate.check` returns it.
 
     shape: the transformers config of the policy. advantage: the estimator with its parameters bound. engine: makes the rollout
-    engine. detectors: make the collapse detectors, by name. has_critic: whether the run learns values.
+    engine. detectors: make the collapse detectors, by name. has_critic: whether the run trains a critic, which learns values.
     """
 
     config: Config
@@ -83,7 +83,7 @@ def _check_alone(estimator: functools.partial, needs: Sequence[str], name: str) 
 
 
 def has_critic(config: Config) -> bool:
-    """Whether the run learns values. Raises UserError if the section `critic` contradicts the advantage estimator."""
+    """Whether the run trains a critic. Raises UserError if the config section `critic` contradicts the advantage estimator."""
     name, lr = config.advantage.name, config.critic.lr
     reads = "values" in ADVANTAGES[name].needs
     if reads and lr is None:
@@ -137,7 +137,7 @@ def build_detectors(config: Config) -> dict[str, functools.partial]:
 def bind(
     plugin: Callable, key: str, params: dict, *, inputs: Sequence[str] | None = None, provided: Sequence[str] = ()
 ) -> functools.partial:
-    """Bind `params` to keyword-only parameters of `plugin`, which a run calls with `inputs`. Raises UserError on wrong ones."""
+    """Bind `params` to keyword-only parameters of `plugin`. Raises UserError if these or the `inputs` of a run do not fit it."""
     try:
         check(key, plugin, params, inputs=inputs, provided=provided)
     except ValueError as error:

@@ -139,7 +139,7 @@ def _options_with(key: str) -> list[str]:
 
 
 def _plugged(option: str) -> str | None:
-    """Advice for choosing the registered plug-in `option` (group/name), which has no config file; "" for any other option."""
+    """Advice for choosing the registered plug-in `option` (group/name), which has no config file; None for any other option."""
     group, _, name = option.rpartition("/")
     forms = {
         "loss": (LOSSES, f"loss=pg loss.name={name} and +loss.KEY=VALUE for each parameter"),

@@ -12,15 +12,15 @@ from algos.diagnostics import rounding
 from algos.faults.diagnose import Diagnosis, diagnose
 
 CELLS = 2**22
-"""Maximum number of values, padding included, in a diagnosis. Of more, prompts or whole batches are left out."""
+"""Maximum number of token positions, padding included, in a diagnosis. Prompts or whole batches beyond it are left out."""
 
 
 class RunFacts(NamedTuple):
-    """Facts of a run's config that explain a difference between log μ and log π_old.
+    """Facts from a run's config that explain a difference between the engine's log μ and the trainer's log π_old.
 
-    precision: the coarser precision of sampler and trainer, a name of `rounding.K3`; None if it was not measured. behind: minimum
-    number of steps that the sampler's weights are behind. noise: whether the run adds noise to its sampler on purpose. baseline:
-    K3 of a dump without a fault of the same model, which counts instead of the precision's; None if there is no such dump.
+    precision: the coarser of the engine's and the trainer's precision, a key of `rounding.K3`; None if rounding is not the only
+    cause or was not measured. behind: least number of steps by which the engine's weights lag. noise: whether the run
+    adds noise to its engine on purpose. baseline: K3 of a faultless dump of the same model, which replaces that of `precision`.
     """
 
     precision: str | None = None
@@ -29,7 +29,7 @@ class RunFacts(NamedTuple):
     baseline: float | None = None
 
     def lag(self, version: Tensor, mask: Tensor) -> Tensor | None:
-        """How many versions each token's weights are known to be behind, [B, T] as `version` and `mask`; None if unknown."""
+        """Least number of versions by which each token's weights lag, [B, T] as `version`; None if no token of `mask` lags."""
         if not mask.any():
             return None
         lag = version[mask].max() - version + self.behind
@@ -38,11 +38,11 @@ class RunFacts(NamedTuple):
     def diagnose(
         self, batch: Batch, lag: Tensor | None = None, tokens: Tensor | None = None, entropy: Tensor | None = None
     ) -> Diagnosis:
-        """Diagnose a batch, given the facts. lag: versions that each token's weights are behind. tokens: ids [B, T]. entropy:
-        H(π_old) [B, T] in nats. Noise that the run adds on purpose is no fault.
+        """Diagnose a batch, given the facts. lag: versions by which each token's weights lag, [B, T]. tokens: ids [B, T].
+        entropy: H(π_old) [B, T] in nats. Noise that the run adds on purpose is no fault.
         """
-        precision, baseline = (self.precision, self.baseline) if lag is None else (None, None)
-        found = diagnose(batch, precision=precision, baseline=baseline, lag=lag, tokens=tokens, entropy=entropy)
+        usual = None if lag is not None else self.precision if self.baseline is None else self.baseline
+        found = diagnose(batch, usual=usual, lag=lag, tokens=tokens, entropy=entropy)
         if found.question != "b" or not self.noise:
             return found
         evidence = "this run adds noise to its sampler"
@@ -50,7 +50,7 @@ class RunFacts(NamedTuple):
 
 
 def run_facts(config: Mapping[str, Any]) -> RunFacts:
-    """Read the facts from the config of a run, given as plain JSON. A damaged part is ignored."""
+    """Read the facts for a diagnosis from the config of a run, given as plain JSON. A damaged section counts as missing."""
     rollout, actor = _part(config, "rollout"), _part(config, "actor")
     engine = _part(rollout, "engine")
     noise = any(engine.get(name) for name in ("noise", "router_noise"))

@@ -17,7 +17,7 @@ APART = ("train", "sweep", "search")
 
 
 def absence(error: ModuleNotFoundError) -> str | None:
-    """One line with the command that installs a missing package in the checkout; None if it belongs to no extra."""
+    """One line with the command that installs a missing package in the checkout; None if no extra contains the package."""
     module = (error.name or "").partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
     if extra is None:

@@ -14,8 +14,8 @@ class Machine:
     """Features of a machine. `vllm_support.this_machine()` reads them once per process; tests construct other machines.
 
     gpu: name of the GPU; None if vLLM computes on the CPU. gpu_fp8: whether the GPU has FP8 units. gpu_sleep: whether vLLM can
-    release its GPU memory. avx512, amx, amx_fp16, amx_fp8: whether the CPU has these units; `amx` means tiles with products of
-    int8 and bf16.
+    release its GPU memory. avx512, vnni, amx, amx_fp16, amx_fp8: whether the CPU has these units; `vnni` means sums of products
+    of int8 in 32 bits, and `amx` tiles with products of int8 and bf16.
     kernels: operators of FP8_KERNELS that vLLM's CPU build implements.
     head_sizes: attention head sizes that vLLM's CPU build has kernels for; empty on a GPU, which takes any.
     """
@@ -24,6 +24,7 @@ class Machine:
     gpu_fp8: bool = False
     gpu_sleep: bool = False
     avx512: bool = False
+    vnni: bool = False
     amx: bool = False
     amx_fp16: bool = False
     amx_fp8: bool = False

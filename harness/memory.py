@@ -84,7 +84,7 @@ class Sizes(NamedTuple):
 
     @property
     def head(self) -> int:
-        """Number of weights in the head: vocabulary x hidden width, V·h."""
+        """Number of weights in the output head: vocabulary x hidden width, V·h."""
         return self.vocabulary * self.width
 
 
@@ -180,7 +180,7 @@ def _has_master(config: Config) -> bool:
 
 
 def _states(config: Config, s: Sizes, ranks: int) -> list[Part]:
-    """Memory of the weights, the gradients and the optimizer.
+    """Memory of the weights, the gradients and the optimizer of a model with Ψ numbers of b bytes on N ranks.
 
     ZeRO-1 divides AdamW's moments, 8·Ψ, and the fp32 weights, 4·Ψ, by N. ZeRO-2 also divides the gradients, b·Ψ, and ZeRO-3
     the weights, b·Ψ. An optimizer step makes fp32 gradients, 4·Ψ, and for 16-bit weights a flat copy, b·Ψ. They are divided
@@ -215,7 +215,7 @@ def _states(config: Config, s: Sizes, ranks: int) -> list[Part]:
 def _activations(config: Config, s: Sizes, load: Load) -> list[Part]:
     """Memory of the activations that the layers keep for the backward pass, and of the gradients of one layer.
 
-    For each token a layer keeps `a` bytes, the sum of these:
+    For each token a layer keeps `a` bytes, the sum of these. The symbols are defined at the top of this file:
 
         tensor                                                                bytes
         input (fp32), normalised and scaled input of each of two RMS norms    2·(4 + 2b)·h
@@ -248,7 +248,7 @@ def _activations(config: Config, s: Sizes, load: Load) -> list[Part]:
 
 
 def _head(config: Config, s: Sizes, load: Load, chunk: int) -> list[Part]:
-    """Memory of the logits, and of the gradient of the head's weight, which has V·h numbers.
+    """Memory of the logits, and of the gradient of the head's weight: V·h numbers for vocabulary V and hidden width h.
 
     If one chunk holds all logits, log π and π are kept, 8 bytes a number, and their backward pass takes as much again.
     Otherwise one chunk exists at a time. It takes the product in b bytes, its fp32 copy and log π: 8 + b bytes a number, or 8
@@ -271,8 +271,8 @@ def _head(config: Config, s: Sizes, load: Load, chunk: int) -> list[Part]:
 def _engines(config: Config, s: Sizes, load: Load) -> tuple[list[Part], dict[str, float]]:
     """Memory of the rollout engines: their parts on a GPU, and their bytes in host memory.
 
-    The embedded engine holds values in fp32, with the head apart from the embedding: 4·(Ψ + V·h) if the two are tied, else
-    4·Ψ. While it loads, it also holds a copy of the actor's weights and the previous version: twice as much again. Its cache
+    The embedded engine holds the model's Ψ numbers in fp32, 4·Ψ, and a head tied to the embedding a second time, 4·V·h. While it
+    loads, it also holds a copy of the actor's weights and the previous version: twice as much again. Its cache
     has 4-byte keys and values of every row and place, doubled while the samples of a prompt branch. vLLM holds the layers'
     matrices in one byte a number if it quantises them, and everything else in the compute dtype. Both are divided by
     tensor_parallel. Its cache has a given size.

@@ -41,7 +41,7 @@ def synchronize() -> None:
 
 
 def policy_config(model: ModelConfig | MixtureConfig | HubConfig, task: Task) -> PretrainedConfig:
-    """The transformers config of the policy. Raises UserError if it has random weights and the task defines no tokens."""
+    """The transformers config of the policy. Raises UserError if the policy has random weights and the task defines no tokens."""
     if isinstance(model, HubConfig):
         return hub_config(model)
     if not isinstance(task, TokenTask):

@@ -34,12 +34,12 @@ NORMAL = {(name, "compute"): row.normal for name, row in PRECISIONS.items() if r
     ("bf16", "fp8_e4m3"): 0.1,
     ("bf16", "fp8_e5m2"): 0.2,
 }
-"""(precision, kv_cache) -> largest mean |Δ| in nats of two engines that agree, on the model of this module. It is about three
-times the measured value (experiments/RESULTS.md). For fp32 the bound also applies to the largest |Δ|."""
+"""(precision, kv_cache) -> largest mean |difference| of log-probabilities, in nats, of two engines that agree, on the model of
+this module. It is about three times the measured value (experiments/RESULTS.md). For fp32 it also bounds the largest."""
 
 
 class Pair(NamedTuple):
-    """One row of the parity table. mean, largest: |Δ| in nats. k3: in nats. refused: why vLLM is not compared; None if it is."""
+    """Row of the parity table. mean, largest: difference of log-probabilities, nats. refused: why vLLM is left out, or None."""
 
     precision: str
     kv_cache: str
@@ -51,7 +51,7 @@ class Pair(NamedTuple):
 
     @property
     def normal(self) -> bool:
-        """Whether the mean difference of the pair is within its bound in NORMAL. For fp32 the largest difference must be too."""
+        """Whether the pair's mean difference is within its bound in NORMAL. For fp32 the largest difference must be too."""
         bound = NORMAL[self.precision, self.kv_cache]
         return self.mean <= bound and (self.precision != "fp32" or self.largest <= bound)
 

@@ -27,7 +27,7 @@ class Dtype(NamedTuple):
     bytes: int
     """Size of one number of this dtype, in bytes."""
     tolerance: float
-    """Largest mean |log μ − log π| in nats accepted after loading weights: at least 20 times the normal value (docs/vllm.md)."""
+    """Largest mean difference from the actor's log-probabilities after a load, in nats: over 20 times normal (docs/vllm.md)."""
 
 
 COMPUTE = {"fp32": Dtype("float32", 4, 1e-3), "bf16": Dtype("bfloat16", 2, 0.3), "fp16": Dtype("float16", 2, 0.1)}
@@ -45,7 +45,7 @@ class Precision(NamedTuple):
     vllm: str | None = None
     """vLLM's name of the combined formats; None if vLLM does not support them, or if nothing is quantised."""
     normal: float | None = None
-    """Largest mean |Δ| of log-probabilities, in nats, between two engines that agree (`harness.parity`); None if not compared."""
+    """Largest mean difference of log-probabilities, in nats, of engines that agree (`harness.parity`); None if not compared."""
     probed: bool = True
     """Whether the precision may be used in `evaluation.probe`."""
 
@@ -72,7 +72,7 @@ UNQUANTISED = ", ".join(name for name, precision in PRECISIONS.items() if precis
 
 
 def vllm_option(weights: str | None, activations: str | None) -> str | None:
-    """vLLM's option for these formats (None: not quantised): UNQUANTISED for neither, None if vLLM does not support them."""
+    """vLLM's name of two formats (None: not quantised): UNQUANTISED if neither is; None if vLLM does not support the pair."""
     if weights is None and activations is None:
         return UNQUANTISED
     rows = ((name, row) for name, row in PRECISIONS.items() if row.vllm is not None)
@@ -96,6 +96,8 @@ def _refusal(name: str, machine: Machine) -> str | None:
             return "its CPU build has no per-tensor FP8 quantisation"
         case "fp8_block" if not machine.amx_fp8:
             return "this CPU has no AMX-FP8"
+        case "int8" if not machine.vnni:  # oneDNN, "Nuances of int8 computations": pairs of products are summed in 16 bits
+            return "this CPU has no VNNI, without which sums of INT8 products saturate"
         case "fp8_block_w8a16" if machine.amx_fp8:
             return "this CPU multiplies in W8A8: use fp8_block"
         case "fp8_block_w8a16" if not machine.amx:

@@ -27,5 +27,5 @@ class Progress:
             print(f"{what}  about {left:.0f} s left", file=sys.stderr, flush=True)
 
     def skip(self, parts: float) -> None:
-        """Take `parts`, which need not be done, off the number of parts of the command."""
+        """Subtract `parts` that turn out to need no work from the total number of parts of the command."""
         self.whole -= parts

@@ -1,4 +1,4 @@
-"""Bound on the memory that reading takes: a small file that expands to much is refused before it fills the machine.
+"""Bound on the memory that reading a file takes: a small file that expands to much is refused before it fills the machine.
 
 The bound is Linux's limit of private memory (RLIMIT_DATA). Other systems have none.
 """
@@ -17,11 +17,11 @@ from harness.errors import UserError
 
 
 class TooLarge(UserError):
-    """Raised when a reading takes more memory than it may."""
+    """Raised when reading a file takes more memory than it may."""
 
 
 SHARE = 0.5
-"""Share of the free memory that one reading may take."""
+"""Share of the free memory that reading one file may take."""
 _GIB = 1 << 30
 GROUPS = Path("/sys/fs/cgroup")
 """Folder in which Linux shows control groups (version 2)."""
@@ -29,7 +29,7 @@ _turn, _within = threading.Lock(), 0
 
 
 def room() -> int:
-    """Bytes of memory that one reading may take: SHARE of what the machine, and the control groups of this process, have free."""
+    """Bytes of memory that reading a file may take: SHARE of what the machine and this process's control groups have free."""
     return int(SHARE * min([psutil.virtual_memory().available, *_left_in_groups()]))
 
 

@@ -17,9 +17,9 @@ class RoutingReplay(NamedTuple):
     meaning: str
     """Meaning of the value, in one line."""
     source: Literal["trainer", "engine"] | None
-    """Side whose expert choices are replayed; None for no replay."""
+    """Whose choice of experts is replayed, the trainer's or the engine's; None for no replay."""
     by_old: bool
-    """Whether π_old is also scored with the replayed experts."""
+    """Whether π_old, and not only π_θ, is computed with the replayed experts."""
     weights: bool
     """Whether the weights of the experts are replayed too, not only the choice of experts."""
 
@@ -38,7 +38,7 @@ all experts, so the router learns."""
 
 
 def check_routing(config: Config, experts: int, reported: ReportedRoutes) -> None:
-    """Raise UserError if routing replay is useless or impossible. experts: number per layer. reported: the engine's routes."""
+    """Raise UserError if routing replay is useless or impossible. experts: number per layer. reported: what engines record."""
     name, actor = config.routing.replay, config.actor
     replay, key = REPLAYS[name], f"routing.replay={name}"
     if replay.source is None:

@@ -79,7 +79,7 @@ def _checked(config: Config, tasks: Tasks) -> Plan:
 
 
 def _try_out(objective: Objective) -> None:
-    """Run correction and loss on one token. They raise ValueError on invalid parameters."""
+    """Run an objective's correction and loss on one token. They raise ValueError on invalid parameters."""
     one, mask = torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool)
     for name, filter_ in objective.correction.reject.items():
         if isinstance(filter_, Plugin):
@@ -138,7 +138,7 @@ def _check_held_out(config: Config, most: int) -> None:
 
 
 def _check_sampling_mask(config: Config, refusal: str | None, vocabulary: int) -> None:
-    """Raise UserError if replayed sampling masks have no effect, or the engine cannot record them (`refusal` says why)."""
+    """Raise UserError if replayed sampling masks have no effect, or the engine cannot record them; `refusal` says why."""
     rollout = config.rollout
     if not rollout.replay_sampling_mask:
         return
@@ -187,7 +187,7 @@ def _check_overlong(config: Config, can_end: bool, answer_length: int) -> None:
 
 
 def _check_environment(config: Config) -> None:
-    """Raise UserError on settings that do not work with several turns, each of which is a request to the engine."""
+    """Raise UserError on settings that do not work with answers of several turns, each of which is a request to the engine."""
     name, parallel = config.task.name, config.rollout.engine.params.get("tensor_parallel", 1)
     if config.overlong.buffer is not None:
         raise UserError(
@@ -216,7 +216,7 @@ def _check_cast(precision: PrecisionConfig, shape: PretrainedConfig) -> None:
 
 
 def _check_compile(shape: PretrainedConfig) -> None:
-    """Raise UserError unless this machine has torch.compile, and the model no routers, whose hooks it would compile away."""
+    """Raise UserError if torch.compile lacks a compiler here, or the model has routers, whose hooks would be compiled away."""
     if expert_count(shape):
         raise UserError("actor.compile=true: routes of a mixture of experts are recorded between its operations; set false")
     compiler = os.environ.get("CXX", "g++")
@@ -246,7 +246,7 @@ def _check_model(config: Config, shape: PretrainedConfig) -> None:
 
 
 def _check_lengths(config: Config, task: Task, shape: PretrainedConfig) -> None:
-    """Raise UserError unless answers have the parts asked for and fit the model's context, and enough prompts are held out."""
+    """Raise UserError on answers without the parts or segments asked for, on answers beyond the context, or on few prompts."""
     _check_partial(config, task.answer_length)
     _check_segments(config, isinstance(task, TurnTask | EnvironmentTask))
     section, context = config.task, shape.max_position_embeddings

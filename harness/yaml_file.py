@@ -42,7 +42,7 @@ _Loader.yaml_implicit_resolvers = {  # a date is a text
 
 
 def read_yaml(path: Path) -> Any:
-    """Read the lists, dictionaries, texts and numbers in a file. Raises UserError, naming the file, on any other content."""
+    """Read the lists, dictionaries, strings and numbers in a file. Raises UserError, naming the file, on any other content."""
     try:
         status = path.stat()
         if not S_ISREG(status.st_mode):  # to open a pipe may take for ever
@@ -74,7 +74,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """Number of values in a node, counting each alias as its full content. A node that contains itself counts as too large."""
+    """Number of values in a YAML node, counting each alias as its full content. A node in itself counts as too large."""
     if id(node) not in sizes:
         sizes[id(node)] = LARGEST_CONTENT + 1  # while its content is counted
         parts = node.value if isinstance(node, yaml.CollectionNode) else []
@@ -84,7 +84,7 @@ def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
 
 
 def _plain(path: Path, content: Any) -> Any:
-    """Return `content` if it consists of lists, dictionaries, texts and numbers. Raises UserError otherwise."""
+    """Return `content` if it consists of lists, dictionaries, strings and numbers. Raises UserError, naming `path`, otherwise."""
     if isinstance(content, str):
         try:
             return content.encode("utf-16", "surrogatepass").decode("utf-16")

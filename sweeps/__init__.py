@@ -1,4 +1,4 @@
-"""Sweeps, which are sets of many runs: grids and searches, on this machine or on Slurm."""
+"""Sweeps, which are sets of many training runs: grids and searches, on this machine or on Slurm."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""`faultline branch`: continue from a run's checkpoint under other settings, and compare. Errors come before importing torch."""
+"""`faultline branch`: continue a run from a checkpoint under other settings, and compare. Errors come before importing torch."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: boo
 
 
 def _seeded(checkpoint: Checkpoint, arm: str, seeds: int, sweep: str) -> list[Config]:
-    """The configs of an arm, one per seed. arm: overrides, separated by spaces. Raises UserError on one that cannot be taken."""
+    """The configs of an arm, one per seed. arm: overrides separated by spaces. Raises UserError on one that cannot be used."""
     _check_overrides(arm)
     changed, configs = overridden(checkpoint.config, arm.split()), []
     for seed in range(seeds):
@@ -88,7 +88,7 @@ def _check_overrides(overrides: str) -> None:
 
 
 def overridden(config: Config, overrides: list[str]) -> dict[str, Any]:
-    """The values of a config with overrides applied. group=option sets all keys of the option, key=value a single key."""
+    """The values of a config with overrides applied. group=option sets every key of that option, key=value a single key."""
     result = OmegaConf.create(config.model_dump(mode="json"))
     plain = flatten(compose())
     for override in overrides:
@@ -133,7 +133,7 @@ def _accepted(checkpoint: Checkpoint, config: Config, overrides: str) -> Config:
 
 
 def _check_waiting(origin: Config, config: Config, overrides: str) -> None:
-    """Raise UserError if an override needs routes or sampling masks that the checkpoint's queued rollouts do not have."""
+    """Raise UserError if an override needs routes or sampling masks that the checkpoint's queued rollouts lack."""
     waits = origin.rollout.staleness or origin.rollout.partial_tokens
     masks = config.rollout.replay_sampling_mask and not origin.rollout.replay_sampling_mask
     if waits and masks:

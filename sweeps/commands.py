@@ -23,7 +23,7 @@ ORDER = ("queued", "pending", "submitted", "running", "done", "collapsed", *TROU
 
 
 def status(path: Path) -> None:
-    """Print a row per arm with its runs by state, then runs under way, and then why runs are pending or have failed."""
+    """Print a row per arm with its runs by state, then the runs under way, then why runs are pending or have failed."""
     sweep = open_sweep(path)
     states = current_states(sweep)
     counts: dict[str, Counter] = {}
@@ -52,7 +52,7 @@ def status(path: Path) -> None:
 
 
 def logs(path: Path, runs: list[str], n: int) -> None:
-    """Print the last `n` log lines, else the job's output, of each run in `runs`; if empty, of all failed or stopped runs."""
+    """Print the last `n` lines of each run's log, else of its job's output. runs: if empty, all failed or stopped runs."""
     sweep = open_sweep(path)
     shown = select_runs(sweep, runs, current_states(sweep))
     if not shown:
@@ -101,7 +101,7 @@ def retry(path: Path, runs: list[str], code: str | None) -> None:
 
 
 def open_sweep(path: Path) -> Sweep:
-    """Open the sweep in a folder. Raises UserError if no launcher has created one there."""
+    """Open the sweep in the folder `path`. Raises UserError if no launcher has created one there."""
     sweep = Sweep(path)
     if not (sweep.home / "ledger.jsonl").exists():
         raise UserError(f"{path}: no sweep of hydra/launcher=local or slurm in it; give its folder, as runs/demo")
@@ -109,7 +109,7 @@ def open_sweep(path: Path) -> Sweep:
 
 
 def current_states(sweep: Sweep) -> dict[str, RunState]:
-    """The state of each run, from the ledger and Slurm. Prints damaged ledger lines, and the reason if Slurm does not answer."""
+    """Run -> state, from the ledger and Slurm. Prints damaged ledger lines, and the reason if Slurm does not answer."""
     states = sweep.states()
     print("".join(f"{printable(damage)}\n" for damage in sweep.damaged), end="", file=sys.stderr)
     if _on_slurm(sweep):
@@ -124,7 +124,7 @@ def current_states(sweep: Sweep) -> dict[str, RunState]:
 
 
 def select_runs(sweep: Sweep, beginnings: list[str], states: dict[str, RunState]) -> dict[str, RunState]:
-    """The runs whose hashes start with one of `beginnings`, each of which must fit one run; if empty, failed or stopped ones."""
+    """The runs whose hashes start with one of `beginnings`; each must fit one run. If it is empty: failed and stopped runs."""
     if not beginnings:
         return {run: state for run, state in states.items() if state.state in TROUBLE}
     selected = {}

@@ -25,7 +25,7 @@ from sweeps.progress import Display
 from sweeps.states import ENDS, RunState
 
 POLL, SLOWEST = 2.0, 30.0
-"""Seconds between two checks of the runs: the first interval, and the maximum."""
+"""Seconds between two checks of the runs: at first, and at most."""
 Look = tuple[dict[str, RunState], set[str]]
 """Result of `Executor.look`: the state of every run, and the runs that wait or are under way."""
 
@@ -61,7 +61,7 @@ def launch(
 
 
 def relaunch(sweep: Sweep, runs: list[str], code: str | None) -> dict[str, RunState]:
-    """Launch `runs` again, with the last launch's settings. Returns their states. Raises UserError if there was no launch.
+    """Launch `runs` again with the last launch's settings, and return their states. Raises UserError if there was no launch.
 
     code: a value of hydra.launcher.code to use instead, on Slurm.
     """
@@ -127,7 +127,7 @@ def wait_for_all(executor: Executor, active: Collection[str], tick: Callable[[],
 
 
 def enter_missing_ends(sweep: Sweep, look: Look) -> set[str]:
-    """Enter ends that no launcher recorded into the ledger. Returns the runs that are queued or under way."""
+    """Enter into the ledger the ends of runs that no launcher recorded. Returns the runs that are queued or under way."""
     states, live = look
     for run, before in sweep.states().items():
         end = states[run]
@@ -139,7 +139,7 @@ def enter_missing_ends(sweep: Sweep, look: Look) -> set[str]:
 
 
 def report(sweep: Sweep, states: dict[str, RunState]) -> None:
-    """Print the unfinished runs, each with the last lines of its log."""
+    """Print the runs that have not finished, each with the last lines of its log."""
     for run, state in states.items():
         if state.state in FINISHED:
             continue
@@ -154,7 +154,7 @@ def report(sweep: Sweep, states: dict[str, RunState]) -> None:
 
 
 def _check_unchanged(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> None:
-    """Raise UserError if the grid has runs that an existing sweep lacks, as after an edit of a config file."""
+    """Raise UserError if the grid has runs that the existing sweep lacks, as after an edit of a config file."""
     new = [config for run, config in grid.items() if run not in states]
     if not states or not new:
         return
@@ -174,7 +174,7 @@ def _check_unchanged(sweep: Sweep, grid: dict[str, Config], states: dict[str, Ru
 
 
 def plan(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> None:
-    """Create a folder with its config for every new run, and a ledger entry with its arm's name. New runs may rename old arms."""
+    """Create a folder with its config for each new run, and a ledger entry with its arm's name. Earlier arms may be renamed."""
     new = {run: config for run, config in grid.items() if run not in states}
     for run, config in new.items():
         folder = sweep.folder(run)

@@ -57,7 +57,7 @@ class Sweep:
         return config.model_copy(update={"run": RunConfig(root=str(place.parent), sweep=place.name)})
 
     def finished(self, run: str) -> bool:
-        """Whether the run's folder records that it has finished. False if it cannot be read; the run itself reports that."""
+        """Whether the run's folder records that it has finished; false if it cannot be read, which the run itself reports."""
         try:
             return self.folder(run).state in FINISHED
         except UserError:
@@ -95,7 +95,7 @@ class Sweep:
         return events
 
     def states(self) -> dict[str, RunState]:
-        """The state of each run according to the ledger alone."""
+        """Run -> its state according to the ledger alone."""
         states: dict[str, RunState] = {}
         arms = functools.cache(self.arms)
         for event in self.events():
@@ -108,7 +108,7 @@ class Sweep:
         return states
 
     def arms(self) -> dict[str, str]:
-        """Map each run with a readable config to the name of its arm, as in reports."""
+        """Run with a readable config -> name of its arm, as in reports."""
         configs = {}
         for path in self.path.glob("*/config.json"):
             with suppress(UserError):
@@ -116,7 +116,7 @@ class Sweep:
         return {run: str(name) for run, name in arms(configs).items()}
 
     def _planned(self, run: str, arms: Callable[[], dict[str, str]]) -> RunState | None:
-        """Rebuild a damaged `planned` event from the folder of `run`. None if the run has no folder."""
+        """Rebuild, from its folder, the state of a run whose `planned` event is damaged. None if it has no folder."""
         try:
             config = self.config(run)
         except UserError:
@@ -124,7 +124,7 @@ class Sweep:
         return RunState(arms()[run], config.seed, config.steps)
 
     def state_from_folder(self, run: str, state: RunState, error: str) -> RunState:
-        """The state of a run without a process or an `ended` event: its folder's final one, else `interrupted` with the error."""
+        """The state of a run without a process or an `ended` event: its folder's if final, else `interrupted` with the error."""
         try:
             status = self.folder(run).read("status.json")
         except UserError:
@@ -135,7 +135,7 @@ class Sweep:
 
 
 def is_claimed(folder: RunFolder) -> bool:
-    """Whether a process holds the lock of a run's folder. Checking creates no folder."""
+    """Whether a process holds the lock of the run's folder. The check creates no folder."""
     if not folder.path.exists():
         return False
     try:

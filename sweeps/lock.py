@@ -38,7 +38,8 @@ class Launcher(NamedTuple):
 class LauncherLock:
     """Lock of a sweep. `home`/lock names the launcher that holds it. `home`/cancelled records the user's last cancellation.
 
-    Time since boot orders cancellations here, as clocks may be set back. One from elsewhere counts if later than this object.
+    Time since boot orders cancellations on this machine, because clocks may be set back. One from another machine counts if it
+    was recorded after this object was created.
     """
 
     def __init__(self, home: Path):
@@ -47,7 +48,7 @@ class LauncherLock:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Context manager that holds the lock. Raises UserError if another launcher has it, or the sweep was cancelled."""
+        """Context manager that holds the lock. Raises UserError if another launcher holds it, or the sweep was cancelled."""
         refuse_links(self.home.parent, ".sweep/lock")
         with writing(self.home):
             self.home.mkdir(parents=True, exist_ok=True)
@@ -66,7 +67,7 @@ class LauncherLock:
             file.truncate(0)
 
     def holder(self) -> Launcher | None:
-        """The launcher that holds the lock. None also for a launcher that is still starting and has not written its name yet."""
+        """The launcher that holds the lock. None also if it has only just started and has not written its name yet."""
         if not (self.home / "lock").is_file():
             return None
         try:
@@ -78,7 +79,7 @@ class LauncherLock:
         return None
 
     def terminate(self, launcher: Launcher) -> None:
-        """Send SIGTERM to the launcher at work. Raises UserError if that process has not opened the lock file."""
+        """Send SIGTERM to the launcher that holds the lock. Raises UserError if its process has not opened the lock file."""
         with suppress(psutil.Error):  # it has ended, or is another user's
             process = psutil.Process(launcher.pid)
             if str((self.home / "lock").resolve()) in [file.path for file in process.open_files()]:

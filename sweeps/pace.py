@@ -14,13 +14,13 @@ from sweeps.progress import clock
 
 
 def cost(config: Config) -> str:
-    """Digest of the keys that decide the duration of a step. Runs with equal digests take equal time per step."""
+    """Digest of the config keys that determine how long a step takes. Runs with equal digests take equal time per step."""
     parts = config.model_dump(mode="json", include={"model", "task", "rollout", "evaluation", "reduce"})
     return hashlib.sha256(json.dumps([parts, config.actor.num_minibatches], sort_keys=True).encode()).hexdigest()[:8]
 
 
 def estimate(grid: dict[str, Config], todo: list[str]) -> str:
-    """Describe the steps and time left of `todo`, from finished runs of equal `cost` under the same root; "" if none are left."""
+    """Describe the steps and time left of the runs `todo`, by the pace of earlier runs of equal `cost`; "" without runs."""
     if not todo:
         return ""
     root = next(iter(grid.values())).path.parent.parent
@@ -35,7 +35,7 @@ def estimate(grid: dict[str, Config], todo: list[str]) -> str:
 
 
 def _paces(sweeps: list[Sweep]) -> dict[str, list[float]]:
-    """Map each digest of `cost` to the seconds per step of the runs that ended with it."""
+    """Digest of `cost` -> seconds per step of each run in these sweeps that ended with it."""
     paces: dict[str, list[float]] = {}
     for sweep in sweeps:
         costs: dict[str, str] = {}

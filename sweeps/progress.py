@@ -1,4 +1,4 @@
-"""Progress display of a launcher: the step of each run, and the time left. It only reads run folders."""
+"""Display of the progress of a launcher's runs: the step of each run, and the time left. It only reads run folders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS = 40
 
 
 class Display:
-    """Progress of the runs `configs`, by `names`: a live table on a terminal, else a line every PLAIN_EVERY seconds."""
+    """Display of the progress of runs, labelled by `names`: a live table on a terminal, else a line every PLAIN_EVERY seconds."""
 
     def __init__(self, configs: list[Config], names: Mapping[str, str]):
         self.configs = {config.digest: config for config in configs}
@@ -46,7 +46,7 @@ class Display:
             self.live.stop()
 
     def update(self, force: bool = False) -> None:
-        """Read the run folders and display their state. force: do it even if the last display is recent."""
+        """Read the run folders, and display the runs' states. force: do it even if the last update is recent."""
         now = time.monotonic()
         if not force and now - self.last < (max(0.5, 10 * self.took) if self.live else PLAIN_EVERY):
             return

@@ -19,10 +19,10 @@ SKIPPED = ("__pycache__", "*.pyc", "*.md")  # notes may be edited while jobs wai
 
 
 def snapshot(sweep: Sweep, choice: str | None) -> Path:
-    """The folder with the code that the jobs of `sweep` run.
+    """Return the folder with the code that the jobs of `sweep` run.
 
-    choice: hydra.launcher.code. null: create a snapshot, or reuse an identical one. sweep: keep the old one. new: take the
-    current files. Raises UserError when the files differ from the sweep's snapshot and choice is null.
+    choice: value of hydra.launcher.code. null: create a snapshot, or reuse an identical one. sweep: keep the sweep's old one.
+    new: take the current files. Raises UserError if choice is null and the files differ from the sweep's snapshot.
     """
     refuse_links(sweep.path, ".sweep/code/snapshot")
     home = sweep.home / "code"

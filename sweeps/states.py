@@ -29,11 +29,11 @@ ENDS = {
 PLAIN = re.compile(r"[\w\-][\w.\-]*", re.ASCII)
 """Pattern of valid names of runs and jobs: no path, and no hidden file."""
 STUCK = 3
-"""Number of starts from one step after which a run counts as failed: its time limit is too short for a checkpoint."""
+"""Number of starts from one step after which a run counts as failed, because its time limit is too short for a checkpoint."""
 
 
 class RunState(NamedTuple):
-    """The state of a run according to the ledger. arm, seed, steps: the run's arm, its seed and its number of steps.
+    """The state of a run according to the ledger. arm, seed, steps: name of the run's arm, its seed and its number of steps.
 
     state: queued, submitted, running, cancelled or one of ENDS. job: the run's present or last job. batch: its batch on Slurm,
     else empty. step: step of its checkpoint at the last start. starts: number of consecutive starts from that step.

@@ -15,15 +15,15 @@ HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 CPU_KERNELS = frozenset({"fp8_scaled_mm_cpu"})
 MACHINES = {
     "avx2": Machine(head_sizes=HEADS),
-    "avx512": Machine(avx512=True, head_sizes=HEADS),
-    "amx": Machine(avx512=True, amx=True, kernels=CPU_KERNELS, head_sizes=HEADS),
-    "amx_fp16": Machine(avx512=True, amx=True, amx_fp16=True, kernels=CPU_KERNELS, head_sizes=HEADS),
-    "amx_fp8": Machine(avx512=True, amx=True, amx_fp16=True, amx_fp8=True, kernels=CPU_KERNELS, head_sizes=HEADS),
+    "avx512": Machine(avx512=True, vnni=True, head_sizes=HEADS),
+    "amx": Machine(avx512=True, vnni=True, amx=True, kernels=CPU_KERNELS, head_sizes=HEADS),
+    "amx_fp16": Machine(avx512=True, vnni=True, amx=True, amx_fp16=True, kernels=CPU_KERNELS, head_sizes=HEADS),
+    "amx_fp8": Machine(avx512=True, vnni=True, amx=True, amx_fp16=True, amx_fp8=True, kernels=CPU_KERNELS, head_sizes=HEADS),
     "gpu": Machine(gpu="A100", gpu_sleep=True),
     "gpu_fp8": Machine(gpu="H100", gpu_fp8=True, gpu_sleep=True),
 }
 HIDDEN = {
-    "avx2": ("amx", "avx512", "avx10"),
+    "avx2": ("amx", "avx512", "avx10", "avx_vnni"),
     "avx512": ("amx",),
     "amx": ("amx_fp16",),
 }

@@ -1,4 +1,4 @@
-"""Computes a correction (`algos.corrections.spec`) from the mismatch ratio: token weights and the mask of kept tokens."""
+"""Applies a correction (`algos.corrections.spec`) to a batch: token weights and a mask of kept tokens from the mismatch ratio."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from algos.ratios import LOG_RATIO_BOUND, Ratio, at_level, binary_kl, sizes
 from algos.registry import CORRECTIONS
 
 LEAST_PROBABILITY = 1e-6
-"""Lower bound of a probability and its complement in `binary_kl`, for finite logarithms; prime-rl's value for KPop."""
+"""Lower bound of p and 1 − p for a probability p in a binary KL, so that logarithms are finite; prime-rl's value for KPop."""
 
 
 class Corrected(NamedTuple):
     """The effect of a correction on a batch; no tensor carries a gradient.
 
-    weights: [B, T], multiplies the token loss, 0 off the response. kept: [B, T] bool, the response mask after rejection.
-    counted: [B, T] bool, the response tokens that reductions count. A loss takes its means, products and selections over them.
+    weights: [B, T], factors of the token loss, 0 off the response. kept: [B, T] bool, the response tokens that were not rejected.
+    counted: [B, T] bool, the response tokens that reductions count. A loss takes its means, products and selections over these.
     """
 
     weights: Tensor
@@ -30,19 +30,19 @@ class Corrected(NamedTuple):
     counted: Tensor
 
     def rows(self, index: Tensor | slice) -> Corrected:
-        """The correction's effect on the responses that `index` selects, by their numbers or as a slice."""
+        """The correction's effect on the responses that `index` selects: a tensor of row numbers, or a slice."""
         return Corrected(*(part[index] for part in self))
 
 
 def correct(batch: Batch, spec: Correction, policy: Tensor | None = None) -> Corrected:
-    """Apply `spec` to the mismatch ratio ρ = π/μ of a whole batch, l = log π − log μ.
+    """Compute the token weights w and the kept tokens of a whole batch from its mismatch ratio ρ = π/μ, as `spec` says.
 
-    w = action(exp l at its level), divided by its mean with normalize=batch;  kept = mask ∧ all filters
+    w = action(ρ at the weight's level), divided by its mean with normalize=batch;  kept = mask ∧ all filters
 
     policy: log π [B, T] in nats. None is π_old, the batch's `logp_old`; a spec of ratio=current is meant for log π_θ.
     Filters with when=negative_advantage read the advantages, the segment levels read `segments`, and level=group reads the
     prompts. Responses affect each other only through normalize=batch, level=group and plug-ins.
-    Limits: l = 0 rejects nothing and gives w = 1, except with level=group; upper → ∞ gives w = ρ; an empty `reject` keeps the
+    Limits: ρ = 1 rejects nothing and gives w = 1, except with level=group; upper → ∞ gives w = ρ; an empty `reject` keeps the
     mask. Raises ValueError on a missing input.
     """
     return correct_ratio(Ratio(batch, policy), spec)
@@ -50,7 +50,7 @@ def correct(batch: Batch, spec: Correction, policy: Tensor | None = None) -> Cor
 
 @torch.no_grad()
 def correct_ratio(ratio: Ratio, spec: Correction) -> Corrected:
-    """Apply the correction `spec` to a `Ratio`. Diagnostics of that ratio then reuse the levels and statistics it has cached."""
+    """Apply the correction `spec` to a batch's `Ratio`, which caches levels and statistics for later diagnostics of the ratio."""
     weights = token_weights(ratio, spec.weight)
     kept = kept_tokens(ratio, spec) & plugged(ratio, spec)
     if spec.normalize == "batch" and spec.weight.level is not None:  # `Correction` refuses normalize=batch with apply=false
@@ -59,12 +59,12 @@ def correct_ratio(ratio: Ratio, spec: Correction) -> Corrected:
 
 
 def raw_weights(ratio: Ratio, weight: Weight) -> Tensor:
-    """ρ at the weight's level before the weight's bounds, [B, T] or [B, 1]; the scalar 1 when there is no weight."""
+    """The ratio ρ = π/μ at the level of `weight`, before its bounds, [B, T] or [B, 1]; the scalar 1 when its level is None."""
     return ratio.l.new_ones(()) if weight.level is None else ratio.at_level(weight.level)
 
 
 def bounded_weights(rho: Tensor, weight: Weight) -> Tensor:
-    """Bound the ratio ρ. truncate: min(ρ, upper). clip: clamp(ρ, lower, upper). mask: ρ·1{lower ≤ ρ ≤ upper}."""
+    """Bound the ratio ρ by the weight's action: min(ρ, upper), clamp(ρ, lower, upper), or with mask ρ·1{lower ≤ ρ ≤ upper}."""
     if weight.level is None:
         return rho
     if weight.action == "mask":
@@ -73,13 +73,13 @@ def bounded_weights(rho: Tensor, weight: Weight) -> Tensor:
 
 
 def token_weights(ratio: Ratio, weight: Weight) -> Tensor:
-    """The bounded weight of each token before normalisation, [B, T]; 0 off the mask, and 1 on it with apply=false."""
+    """The bounded weight of each token before division by the mean, [B, T]; 0 off the mask, and 1 on it with apply=false."""
     weights = bounded_weights(raw_weights(ratio, weight), weight) if weight.apply else ratio.l.new_ones(())
     return torch.where(ratio.mask, weights, 0.0)
 
 
 def mean_weight(weights: Tensor, batch: Batch, level: str) -> Tensor:
-    """The mean of `weights` [B, T] over the tokens, responses or segments of `level`; an fp64 scalar.
+    """The mean of `weights` [B, T] over tokens, responses or segments (turns), whichever `level` concerns; an fp64 scalar.
 
     Each token of a response or segment of n tokens counts 1/n, so that each response or segment counts once, whatever its length.
     The mean is 1 when all weights are 0, so that dividing by it changes nothing.
@@ -90,7 +90,7 @@ def mean_weight(weights: Tensor, batch: Batch, level: str) -> Tensor:
 
 
 def kept_tokens(ratio: Ratio, spec: Correction) -> Tensor:
-    """The tokens that every `Reject` filter of the correction keeps, [B, T] bool."""
+    """The tokens of a batch that every `Reject` filter of the correction `spec` keeps, [B, T] bool; plug-ins are left out."""
     kept = ratio.mask
     for name, filter_ in spec.reject.items():
         if isinstance(filter_, Reject):
@@ -99,7 +99,7 @@ def kept_tokens(ratio: Ratio, spec: Correction) -> Tensor:
 
 
 def passes(name: str, ratio: Ratio, filter_: Reject) -> Tensor:
-    """The tokens that one filter keeps, [B, T] or [B, 1] bool. Raises ValueError naming `name` on a missing input."""
+    """The tokens or responses that the filter called `name` keeps, [B, T] or [B, 1] bool. Raises ValueError on missing input."""
     keep = within(statistic(ratio, filter_), filter_.lower, filter_.upper)
     if filter_.level == "worst_token":
         keep = keep.all(-1, keepdim=True)  # padding passes: it holds the statistic of equal policies
@@ -114,9 +114,9 @@ def passes(name: str, ratio: Ratio, filter_: Reject) -> Tensor:
 
 
 def statistic(ratio: Ratio, filter_: Reject) -> Tensor:
-    """The values that a filter compares with its bounds, at the filter's level, [B, T] or [B, 1].
+    """The values that a filter compares with its bounds: one per token [B, T], or one per response [B, 1].
 
-    statistic=ratio compares ρ itself, so that a ratio equal to a bound is kept at every level. Values stay per token at
+    statistic=ratio compares ρ = π/μ itself, so that a ratio equal to a bound is kept at every level. Values stay per token at
     worst_token, where both the largest and the smallest ρ matter, and at suffix.
     """
     return ratio.cached((filter_.statistic, filter_.level), lambda: _statistic(ratio, filter_))
@@ -135,8 +135,7 @@ def within(values: Tensor, lower: float | None, upper: float | None) -> Tensor:
 def plugged(ratio: Ratio, spec: Correction) -> Tensor:
     """The tokens that every plug-in filter keeps, [B, T] bool. Plug-ins see the whole batch: their bounds may depend on it.
 
-    Raises ValueError on a parameter of the wrong type, or a result that is not [B, T] bool, since [B] would broadcast where B
-    = T.
+    Raises ValueError on a parameter of the wrong type, and on a result that is not [B, T] bool. [B] would broadcast if B = T.
     """
     plugins = {name: filter_ for name, filter_ in spec.reject.items() if isinstance(filter_, Plugin)}
     left = mask = ratio.mask
@@ -165,7 +164,7 @@ def _statistic(ratio: Ratio, filter_: Reject) -> Tensor:
 
 
 def _per_token(ratio: Ratio, name: str) -> Tensor:
-    """The statistic `name` of each token, [B, T]; for mult_error, the statistic less 1. Equal policies and padding give 0."""
+    """A filter's statistic `name` of each token, [B, T]; for mult_error, less 1. Equal policies and padding give 0."""
     if name == "k2":
         return ratio.l.square() / 2
     if name == "k3":
@@ -179,7 +178,7 @@ def _per_token(ratio: Ratio, name: str) -> Tensor:
 
 
 def _larger_binary_kl(ratio: Ratio) -> Tensor:
-    """max(KL(π ‖ μ), KL(μ ‖ π)) of "the sampled token or another", 0 off the mask; probabilities in [1e-6, 1 − 1e-6]."""
+    """max(KL(π‖μ), KL(μ‖π)) of "the sampled token or another" in nats, [B, T]; 0 off the mask, π and μ in [1e-6, 1 − 1e-6]."""
     least, most = math.log(LEAST_PROBABILITY), math.log1p(-LEAST_PROBABILITY)
     pi = torch.where(ratio.mask, ratio.batch.logp_rollout + ratio.l, most).double().clamp(least, most)
     mu = torch.where(ratio.mask, ratio.batch.logp_rollout, most).double().clamp(least, most)

@@ -1,4 +1,4 @@
-"""M2PO's second-moment mask: a plug-in filter rather than a `spec.Reject`, because its bound depends on the batch."""
+"""M2PO's second-moment mask of tokens: a plug-in filter rather than a `spec.Reject`, because its bound depends on the batch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SecondMoment = Annotated[
 
 @torch.no_grad()
 def m2po(log_ratio: Tensor, mask: Tensor, *, tau: SecondMoment) -> Tensor:
-    """Drop the tokens with the largest (log ρ)² until the mean of those that stay is at most τ; [B, T] bool.
+    """Keep the tokens with the smallest squared log ratios l², as many as have a mean l² of at most τ; [B, T] bool.
 
     keep = {t: l_t² ≤ c},  c = max{c: mean(l² | l² ≤ c) ≤ τ}
 
-    where l = `log_ratio` [B, T] in nats, τ = `tau` > 0 in nats², 0.04 in the paper. The mean is over the tokens of `mask`,
-    so give it the whole batch: a part of it ranks differently. Source: arXiv 2510.01161 section 3.
+    where l = `log_ratio` = log π − log μ [B, T] in nats, τ = `tau` > 0 in nats², 0.04 in the paper. The mean is over the tokens
+    of `mask`. Give the whole batch, because c depends on all its tokens. Source: arXiv 2510.01161 section 3.
     Limits: τ → ∞ keeps everything; l = 0 keeps everything; tokens of equal l² stay or go together.
     """
     moments = torch.where(mask, log_ratio.double().square(), torch.inf)

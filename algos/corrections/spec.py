@@ -1,4 +1,4 @@
-"""Corrections as data, without torch, so that a config is checked before anything heavy is imported.
+"""Corrections as plain data, without torch, so that a config is checked before anything heavy is imported.
 
 A correction turns the mismatch ratio ρ = π/μ (trainer over rollout engine, per token) into a detached weight on the
 loss and a smaller response mask. A published correction is a setting of `Correction`; `apply.correct` computes it.
@@ -14,16 +14,16 @@ from typing import Any, Literal, get_args
 from algos.parameters import LARGE, SMALL
 
 Level = Literal["token", "prefix", "sequence", "geometric", "segment", "segment_geometric", "group"]
-"""Where ρ is taken. token: each token. prefix: the product over the response up to and with the token. sequence: the
-product over the response. geometric: exp of the mean log ratio of the response. segment and segment_geometric: the product and
-the geometric mean over each segment (turn) of the response. group, for weights only: GEPO's ratio, the geometric mean of π
+"""Level of the ratio ρ = π/μ. token: of each token. prefix: product over the response up to and with the token. sequence:
+product over the response. geometric: exp of the mean log ratio of the response. segment and segment_geometric: product and
+geometric mean over each segment (turn) of the response. group, for weights only: GEPO's ratio, the geometric mean of π
 over the response's tokens, divided by the expectation of that of μ among the responses to its prompt."""
 
 Action = Literal["truncate", "clip", "mask"]
 Statistic = Literal["ratio", "k2", "k3", "prob_diff", "mult_error", "binary_kl"]
 RejectLevel = Literal["token", "prefix", "sequence", "geometric", "segment", "segment_geometric", "worst_token", "suffix"]
 SUMS = ("prefix", "sequence", "segment")
-"""Levels at which a statistic is a sum over tokens, so that it grows with their number."""
+"""Levels at which a filter's statistic is a sum over tokens, so that it grows with their number."""
 When = Literal["all", "negative_advantage"]
 RatioNumerator = Literal["old", "current"]
 Proximal = Literal["old", "rollout"]
@@ -44,14 +44,14 @@ REDUCTIONS = (
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight w of the ratio ρ at `level`.
+    """The weight w that a correction puts on token losses, computed from the mismatch ratio ρ = π/μ at `level`.
 
     truncate: w = min(ρ, upper).  clip: w = clamp(ρ, lower, upper).  mask: w = ρ·1{lower ≤ ρ ≤ upper}.
 
-    level: None means no weight, w = 1. lower, upper: absolute ratios, inclusive. None is no bound, except that truncate
-    writes the unbounded weight w = ρ as upper=∞. With action=mask a token out of bounds gets weight 0 and stays in the
-    denominator. apply=false computes the weight for its metrics alone. Raises ValueError when a bound is missing, has no
-    effect or lies on the wrong side of 1, or when both leave only ρ = 1.
+    level: None means no weight, w = 1. lower, upper: absolute ratios, inclusive; None is no bound. truncate needs an upper bound,
+    where ∞ gives w = ρ. With action=mask, reductions still count a token out of bounds. apply=false computes the weight for its
+    metrics alone. Raises ValueError when a bound is missing, has no effect or lies on the wrong side of 1, or when both bounds
+    leave only ρ = 1.
     """
 
     level: Level | None = None
@@ -93,17 +93,17 @@ class Weight:
 
 @dataclass(frozen=True)
 class Reject:
-    """A filter: tokens with lower ≤ statistic ≤ upper are kept, the others leave the response mask.
+    """A filter of a correction: tokens with lower ≤ statistic ≤ upper are kept, and the others leave the response mask.
 
-    statistic: `ratio` is ρ at `level`; the frameworks' k1 filters are this statistic, with ratios as bounds. The other statistics
-    are per token: `k2` = ½(log ρ)² and `k3` = ρ − 1 − log ρ in nats, `prob_diff` = π − μ, `mult_error` = max(ρ, 1/ρ), `binary_kl`
-    = the larger of KL(π‖μ) and KL(μ‖π) of "this token or another", in nats.
+    statistic: `ratio` is ρ = π/μ at `level`, as in the k1 filters of other frameworks, with ratios as bounds. The others are per
+    token: `k2` = ½(log ρ)² and `k3` = ρ − 1 − log ρ in nats, `prob_diff` = π − μ, `mult_error` = max(ρ, 1/ρ), `binary_kl` = the
+    larger of KL(π‖μ) and KL(μ‖π) of "this token or another", in nats.
     level: statistics other than `ratio` are summed at prefix, sequence and segment, and averaged at geometric and
     segment_geometric. worst_token keeps a response only if all its tokens pass (a veto). suffix keeps a token only if all tokens
     before it pass.
     lower, upper: inclusive bounds; those of `ratio` are absolute ratios around 1.
-    when: negative_advantage lets the filter act on tokens with A < 0 only. With level=geometric and lower = e^−δ it is the
-    off-policy sequence mask of DeepSeek-V3.2 (arXiv 2512.02556).
+    when: negative_advantage lets the filter act only on tokens with advantage A < 0. With level=geometric and lower = e^−δ, δ in
+    nats, this is the off-policy sequence mask of DeepSeek-V3.2 (arXiv 2512.02556).
     Raises ValueError when a bound is missing, has no effect or lies on the wrong side of the statistic's value for two equal
     policies.
     """
@@ -149,7 +149,7 @@ class Reject:
 
 @dataclass(frozen=True)
 class Plugin:
-    """A filter from the registry `corrections`, for a rule that no `Reject` can express. params: keywords of `function`."""
+    """A filter of tokens from the registry `corrections`, for a rule that no `Reject` can express."""
 
     function: str
     """Name of a filter in the registry `corrections`, or a path `package.module:attribute`."""
@@ -159,9 +159,9 @@ class Plugin:
 
 @dataclass(frozen=True)
 class Correction:
-    """A correction of the mismatch between the training policy (π_old or π_θ) and μ: one weight, any number of filters.
+    """A correction of the mismatch between the trainer's policy (π_old or π_θ) and the sampler's μ: one weight, any filters.
 
-    Weight and filters are computed on the original mask, so filters commute. Raises ValueError on a key that has no effect.
+    All are computed on the original mask, so the order of filters has no effect. Raises ValueError on a key without effect.
     """
 
     ratio: RatioNumerator = "old"
@@ -192,14 +192,14 @@ class Correction:
 
     @property
     def levels(self) -> dict[str, str]:
-        """The level of the weight and of each filter that has one, by config key."""
+        """The level of the weight and of each filter that has one (plug-ins have none), by config key such as weight.level."""
         weight = {"weight.level": self.weight.level} if self.weight.level else {}
         filters = {name: filter_ for name, filter_ in self.reject.items() if isinstance(filter_, Reject)}
         return weight | {f"reject.{name}.level": filter_.level for name, filter_ in filters.items()}
 
     @property
     def weighs(self) -> bool:
-        """Whether the correction puts a weight on the loss."""
+        """Whether the correction multiplies the loss by a weight, rather than computing none or one for its metrics only."""
         return self.weight.level is not None and self.weight.apply
 
     @property
@@ -209,7 +209,7 @@ class Correction:
 
 
 def check_combination(correction: Correction, proximal: str, anchored: bool) -> None:
-    """Raise ValueError when a ratio would count twice: in the loss's own ratio π_θ/π_prox and in a weight.
+    """Raise ValueError when a ratio would count twice: in the loss's own ratio π_θ/π_prox and in the correction's weight.
 
     anchored: whether the loss reads log π_prox. proximal: the policy that the loss is anchored on, `old` or `rollout`.
     """
@@ -258,7 +258,7 @@ def _check_apart(lower: float | None, upper: float | None) -> None:
 
 
 def _check_reached(lower: float | None, upper: float | None, least: float, most: float) -> None:
-    """Raise ValueError on a bound that excludes none of the values in [least, most]."""
+    """Raise ValueError on a bound (`lower`, `upper`) that excludes none of the values in [least, most]."""
     if lower is not None and lower <= least:
         raise ValueError(f"lower={lower} has no effect: no value lies beyond it; set it to null")
     if upper is not None and upper >= most:

@@ -1,4 +1,4 @@
-"""Tests whether log μ and log π belong to the same tokens: one may be shifted by a token, or have its rows in another order."""
+"""Tests whether a batch's log μ and log π belong to the same tokens: one column may be shifted, or have its rows permuted."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from torch import Tensor
 from algos.diagnostics.pairs import LogpPairs, correlation
 
 FLOOR = -20.0
-"""Lower bound of a log-probability in nats, so that a few tiny ones do not decide the correlation."""
+"""Log-probabilities in nats are raised to at least this, so that a few tiny ones do not decide the correlation."""
 FITS = 0.5
-"""A response is called shifted if its mean |log μ − log π| one token apart is below this share of that at equal tokens."""
+"""A response is called shifted if its mean |log μ_t − log π_(t±1)| is below this share of its mean |log μ_t − log π_t|."""
 ELSEWHERE = 0.2
-"""A response is called permuted if its mean |log μ − log π| to another row is below this share of two others: that to its own
-row, and that to most other rows. The share is small because among many rows one is near by chance."""
+"""A response is called permuted if its mean |log μ − log π| to another row of log π is below this share of that to its own row
+and of that to most other rows. The share is small because among many rows one is near by chance."""
 TYPICAL = 0.1
-"""Maximum share of the other rows that a permuted response may fit. A response of sure tokens fits many rows by chance."""
+"""Maximum share of the other rows that a permuted response may fit: a response of near-certain tokens fits many by chance."""
 SMALLEST = 0.05
 """Minimum mean |log μ − log π| in nats of a response that can be called shifted or permuted."""
 LONGEST = 256
-"""Number of leading tokens of a response that are compared with other rows."""
+"""Maximum number of leading tokens by which a response is compared with other rows of the batch."""
 SHORTEST = 8
-"""Minimum number of tokens of a response that can be called shifted or permuted; shorter ones fit elsewhere by chance."""
+"""Minimum number of tokens of a response that can be called shifted or permuted; shorter ones fit other rows by chance."""
 
 
 def alignment(pairs: LogpPairs) -> dict[str, float]:
-    """Correlations of log μ_t with log π_t, log π_(t+1) and log π_(t−1), and the shares of responses that fit elsewhere.
+    """Correlations of log μ_t with log π_t, log π_(t+1) and log π_(t−1), and the shares of shifted and permuted responses.
 
     correlation, correlation_next, correlation_last: Pearson's r of log μ_t with log π_t, log π_(t+1) and log π_(t−1), all raised
     to at least −20 nats.
     shifted: share of responses whose mean |log μ_t − log π_(t±1)| is below half of that at t.
-    permuted: share of responses whose mean |log μ − log π| to another response of equal length is small: below a fifth of the
-    distance to the response's own row, and of that to nine tenths of the other rows.
-    `shifted` and `permuted` only count responses of eight tokens or more whose own distance is 0.05 nats or more.
-    Limits: a shift by one token leaves r = 1 one token apart; responses with equal numbers cannot be told apart and count as
-    being at their place.
+    permuted: share of responses whose mean |log μ − log π| to another row of equal length is below a fifth of that to their own
+    row, and below a fifth of that to nine tenths of the other rows.
+    `shifted` and `permuted` only count responses of eight tokens or more whose mean |log μ − log π| is 0.05 nats or more.
+    Limits: a column shifted by one token has r = 1 with the next or last; responses with equal numbers cannot be told apart and
+    count as unmoved.
     """
     mask = pairs.mask
     mu, pi = (
@@ -63,12 +63,12 @@ def _paired(a: Tensor, b: Tensor) -> float:
 
 
 def _distance(a: Tensor, b: Tensor) -> Tensor:
-    """Mean |a − b| of each row over the places at which neither is NaN; ∞ where there is none."""
+    """Mean |a − b| of each row over the tokens at which neither is NaN, [B]; ∞ for a row without such a token."""
     return (a - b).abs().nanmean(-1).nan_to_num(nan=math.inf)
 
 
 def _elsewhere(mu: Tensor, pi: Tensor, own: Tensor) -> Tensor:
-    """Whether a row of mu fits another row of pi by `ELSEWHERE` and `TYPICAL`, [B] bool. own: mean |log μ − log π|, [B]."""
+    """Whether each row of log μ fits another row of log π (`ELSEWHERE`, `TYPICAL`), [B] bool. own: mean |log μ − log π|, [B]."""
     out = torch.zeros(len(mu), dtype=torch.bool)
     lengths = mu.isfinite().sum(-1)
     for length in lengths[own >= SMALLEST].unique().tolist():

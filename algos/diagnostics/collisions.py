@@ -1,4 +1,4 @@
-"""Tests whether responses to one prompt agree as often as the logged probabilities say; log μ is tested without the trainer."""
+"""Tests whether responses to one prompt agree as often as the logged log μ says; no probability of the trainer is used."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from algos.diagnostics.pairs import LogpPairs, clustered_mean
 SAME = 1e-4
 """Distance in nats within which two log π after equal prefixes count as the same token, when token ids are not given."""
 MOST = 8
-"""Number of later responses to the same prompt that each response is compared with, at most."""
+"""Maximum number of later responses to the same prompt with which each response is compared."""
 FEWEST = 20
-"""Minimum number of pairs of responses for a place to count as shared."""
+"""Minimum number of pairs of responses to one prompt whose tokens at a position are compared, for the position to be shared."""
 
 
 def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, float]:
-    """Agreement of two responses i, j to a prompt at each place whose prefixes are equal, compared with the logged odds.
+    """Agreement of two responses i, j to a prompt at each token position with equal prefixes, compared with the logged odds.
 
         E[1{x_j = x_i} − μ(x_i) | equal prefixes, x_i] = 0
 
-    because x_j is drawn from the same μ. This holds whatever π is, so it also sees faults that change both columns alike: logging
-    before the temperature, a penalty, a draft that another policy wrote. Only the prefixes decide whether a place counts, so the
-    sum of the differences over the places is a martingale.
-    found, expected: agreement f and the mean e of μ(x_i) over the n such places and pairs. z: the smaller of two normal deviates,
-    that of f − e clustered over prompts and that of the null itself,
+    because x_j is drawn from the same μ as x_i. This holds whatever π is, so it also sees faults that change log μ and log π
+    alike: logging before the temperature, a penalty, a draft that another policy wrote. Only the prefixes decide whether a
+    position counts, so the sum of the differences over positions is a martingale.
+    found, expected: share f of agreements, and mean e of μ(x_i), over the n such positions of pairs. z: the smaller of two normal
+    deviates, that of f − e clustered over prompts and that of the null hypothesis itself,
 
         z = ±√(2n·KL(f‖e)),   KL(f‖e) = f·log(f/e) + (1 − f)·log((1 − f)/(1 − e))
 
     whose tail exp(−z²/2) bounds the odds of so few or so many agreements (W. Hoeffding, J. Am. Stat. Assoc. 58 (1963) 13). A
     clustered error alone ignores the agreements that a batch did not show: with none it is the spread of e. Where z < 0 the
-    tokens vary more than the odds say. shared: number of leading places at which every pair agrees. shared_odds: the share of
-    pairs that should agree at all these places. Prompt tokens that the mask calls response are shared whatever their odds.
-    tokens: [B, T] ids; without them equal log π stand for equal tokens, within `SAME`. NaN without two responses to a prompt.
+    tokens vary more than the odds say. shared: number of leading positions at which every pair agrees. shared_odds: the share of
+    pairs that should agree at all of these. Prompt tokens that the mask calls response are shared whatever their odds.
+    tokens: [B, T] ids; without them, log π within `SAME` stand for equal tokens. NaN without two responses to a prompt.
     """
     nothing = {name: math.nan for name in ("found", "expected", "z")} | {"shared": 0.0, "shared_odds": 1.0}
     nothing = {f"collisions/{name}": value for name, value in nothing.items()}
@@ -77,6 +77,6 @@ def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, floa
 
 
 def _of_the_null(n: int, found: float, expected: float) -> float:
-    """The deviate ±√(2n·KL(found‖expected)) of a share `found` of n draws; `collisions` has the equation."""
+    """The normal deviate ±√(2n·KL(found‖expected)) of a share `found` of n draws, when the share `expected` is expected."""
     f, e = (torch.tensor([share, 1 - share], dtype=torch.float64) for share in (found, expected))
     return math.copysign(math.sqrt(2 * n * max(0.0, float((torch.xlogy(f, f) - torch.xlogy(f, e)).sum()))), found - expected)

@@ -1,4 +1,4 @@
-"""Diagnostics of a correction: its weights, its filters, and the tokens and weights that remain."""
+"""Diagnostics of a mismatch correction: its weights, its filters, and the tokens and weights that remain."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from algos.ratios import Ratio
 
 
 def correct_with_diagnostics(batch: Batch, spec: Correction, policy: Tensor | None = None) -> tuple[Corrected, Rows]:
-    """Apply `correct`, and compute the rows of every diagnostic from the same ratio. The rows cost more than the correction."""
+    """Apply the correction `spec` to a batch, and compute the rows (numbers per response) of all diagnostics, which cost more."""
     ratio = Ratio(batch, policy)
     corrected = correct_ratio(ratio, spec)
     return corrected, correction_rows(ratio, spec) | applied_rows(corrected, batch.mask)
@@ -36,14 +36,14 @@ def correct_with_diagnostics(batch: Batch, spec: Correction, policy: Tensor | No
 
 @torch.no_grad()
 def finish_diagnostics(rows: Rows, spec: Correction) -> dict[str, Tensor]:
-    """Every diagnostic, reduced from the rows that `correct_with_diagnostics` gives for the whole batch."""
+    """Every diagnostic of mismatch and correction by name, from the whole batch's rows by `correct_with_diagnostics`."""
     weights = finish_weights(rows, spec) if spec.weight.level else {}
     return finish_mismatch(rows) | weights | finish_filters(rows, spec) | finish_applied(rows)
 
 
 @torch.no_grad()
 def correction_rows(ratio: Ratio, spec: Correction) -> Rows:
-    """Rows of the mismatch, the weight and each filter's statistic, one number per response; plug-in filters have none."""
+    """Rows of the mismatch, the weight and the statistic of each filter but plug-ins: name -> one number per response, [B]."""
 
     def rows(part: Ratio) -> Rows:
         return ratio_rows(part) | _weights(part, spec) | _filters(part, spec)
@@ -52,13 +52,13 @@ def correction_rows(ratio: Ratio, spec: Correction) -> Rows:
 
 
 def applied(corrected: Corrected, mask: Tensor) -> dict[str, Tensor]:
-    """Effect of a correction on a whole batch: mean and ESS of its final weights, and shares of tokens and responses kept."""
+    """Effect of a correction on a whole batch: statistics of its final weights, shares of the tokens and responses it keeps."""
     return finish_applied(applied_rows(corrected, mask))
 
 
 @torch.no_grad()
 def applied_rows(corrected: Corrected, mask: Tensor) -> Rows:
-    """Per-response sums of the final weights, and counts of the tokens that are kept and used."""
+    """Per response, [B]: sums of a correction's final weights, and counts of the tokens it keeps and of those at weight ≠ 0."""
     weights, kept = corrected.weights, corrected.kept
     return {
         "n": count(mask),
@@ -72,11 +72,12 @@ def applied_rows(corrected: Corrected, mask: Tensor) -> Rows:
 
 @torch.no_grad()
 def finish_applied(rows: Rows) -> dict[str, Tensor]:
-    """Mean and effective sample size of the final weights over tokens, and the shares of tokens and responses kept.
+    """Statistics of a correction's final weights w over the n tokens of the batch, and of the tokens and responses that it keeps.
 
-    weight_ess = (Σw)²/(n·Σw²). kept_sequences: responses with a token left. rs_masked_fraction and rs_seq_masked_fraction are
-    verl's: tokens rejected, and responses with a rejected token. used_length: mean length of the responses with a token that is
-    kept at a weight above 0. dropped_length: mean length of the other responses. NaN where there is none.
+    weight_mean; weight_ess = (Σw)²/(n·Σw²), the effective sample size; weight_zero: share of tokens with w = 0. kept_tokens,
+    kept_sequences: share of tokens kept, of responses with a kept token. rs_masked_fraction, rs_seq_masked_fraction (verl's):
+    share of tokens rejected, of responses with a rejected token. used_length, dropped_length: mean length of the responses with
+    a token kept at w > 0, and of the others; NaN without one.
     """
     n, tokens = rows["n"], rows["n"].sum().clamp(min=1)
     used = rows["used"] > 0
@@ -98,15 +99,15 @@ def finish_applied(rows: Rows) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def finish_weights(rows: Rows, spec: Correction) -> dict[str, Tensor]:
-    """verl's rollout_is_* statistics of the applied weight, and those of the raw weight under correction/raw_*.
+    """Statistics of a correction's bounded weight, named as verl's rollout_is_*, and of its unbounded one, correction/raw_*.
 
-    With E over tokens and w̄_i the mean weight of a response: mean = E[w], std, eff_sample_size = E[w]²/E[w²], max, min.
+    With E over tokens and w̄_i the mean weight of response i: mean = E[w], std, eff_sample_size = E[w]²/E[w²], max, min.
     ratio_fraction_high/low: share of tokens whose raw weight is beyond the bounds (lower = 1/upper where there is none).
     seq_{mean,std,max,min,max_deviation}: of w̄_i, with std over n − 1 and the deviation from 1.
     seq_fraction_high/low: share of responses whose raw w̄_i is beyond the bounds.
     oob_ratio, with action=mask only: share of tokens whose weight became 0.
-    batch_norm_factor, with normalize=batch at the levels of a token, a prefix or a response: the mean that divides the weights.
-    verl takes max and min of sequence weights before the bounds; here raw statistics precede the bounds and applied ones follow.
+    batch_norm_factor, with normalize=batch and no segment level: the mean by which the weights are divided.
+    verl takes rollout_is_max and rollout_is_min of sequence weights before the bounds; here they are taken after the bounds.
     """
     spreads = _finish(rows, dict.fromkeys(("raw", "applied"), (*thresholds(spec), 1.0)))
     raw, used = spreads["raw"], spreads["applied"]
@@ -128,10 +129,10 @@ def finish_weights(rows: Rows, spec: Correction) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def finish_filters(rows: Rows, spec: Correction) -> dict[str, Tensor]:
-    """verl's rollout_rs_<name>_* statistics of each filter's statistic: ρ for statistic=ratio (verl's k1 filters report −log ρ).
+    """Summary of each filter's statistic, named as verl's rollout_rs_<name>_*; for statistic=ratio of ρ (verl's k1: −log ρ).
 
     mean, std, max, min: over tokens. fraction_high/low: share of tokens beyond the bounds, whether or not `when` exempts them.
-    seq_{mean,std,max,min,max_deviation,fraction_high,fraction_low}: over the responses' means.
+    seq_{mean,std,max,min,max_deviation,fraction_high,fraction_low}: the same over the mean of the statistic in each response.
     masked_fraction: share of tokens that this filter alone rejects. seq_masked_fraction: share of responses with such a token.
     """
     filters = _rejects(spec)
@@ -149,7 +150,7 @@ def finish_filters(rows: Rows, spec: Correction) -> dict[str, Tensor]:
 
 
 def thresholds(spec: Correction) -> tuple[float, float]:
-    """The weight's bounds as verl reads them: 1/upper stands for a missing lower bound, and a missing upper bound is none."""
+    """The weight's bounds (lower, upper) as verl reads them: a missing lower bound is 1/upper, a missing upper bound is ∞."""
     upper = spec.weight.upper if spec.weight.upper is not None else float("inf")
     return (1 / upper if spec.weight.lower is None else spec.weight.lower), upper
 
@@ -164,12 +165,12 @@ def _bounds(filter_: Reject) -> tuple[float, float]:
 
 
 def _centre(filter_: Reject) -> float:
-    """The value that a filter's statistic has for equal policies."""
+    """The value that a filter's statistic has when trainer and sampler agree, π = μ."""
     return 1.0 if filter_.statistic in ("ratio", "mult_error") else 0.0
 
 
 def _weights(ratio: Ratio, spec: Correction) -> Rows:
-    """Rows of the weight before its bounds (raw) and after them (applied), not normalised."""
+    """Rows of the weight before its bounds (raw) and after them (applied), neither divided by a mean; one number per response."""
     if spec.weight.level is None:
         return {}
     raw = raw_weights(ratio, spec.weight)
@@ -190,10 +191,10 @@ def _filters(ratio: Ratio, spec: Correction) -> Rows:
 
 
 def _spread(values: Tensor, off: Tensor, ratio: Ratio, bounds: tuple[float, float] | None = None) -> Rows:
-    """Sums and extremes of `values` over tokens; a value [B, 1] that a whole response shares counts for each of its tokens.
+    """Sums and extremes of `values` over the tokens of each response; a value [B, 1] of a whole response counts for each token.
 
-    off: `values` less their value for equal policies, so 0 off the mask. Summing `off` keeps small spreads that rounding in the
-    batch's precision would lose. With `bounds`, the rows also count the values beyond them.
+    off: `values` less their value where π = μ, so 0 off the mask. Summing `off` keeps small spreads that rounding in the batch's
+    precision would lose. With `bounds` (lower, upper), the values beyond each are counted too.
     """
     rows = sums(torch.where(ratio.mask.any(-1, keepdim=True) if values.shape[-1] == 1 else ratio.mask, values, 0.0), off)
     if bounds is not None:
@@ -205,7 +206,7 @@ def _spread(values: Tensor, off: Tensor, ratio: Ratio, bounds: tuple[float, floa
 
 
 def _finish(rows: Rows, spreads: dict[str, tuple[float, float, float]]) -> dict[str, dict[str, Tensor]]:
-    """Statistics of K quantities: quantity -> statistic -> fp64 scalar. spreads: quantity -> (lower, upper, value if π = μ)."""
+    """Statistics of K quantities: quantity -> statistic -> fp64 scalar. spreads: (lower, upper, value if π = μ) of each."""
     if not spreads:
         return {}
     stacked = {key: torch.stack([rows[f"{name}/{key}"] for name in spreads]) for key in (*SUMS, "n", "min", "max")}

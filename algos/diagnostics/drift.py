@@ -1,4 +1,4 @@
-"""Tests whether the log ratio follows the reward: weights that are an update old differ in the direction of the advantages."""
+"""Tests whether the log ratio log π − log μ follows the advantages, as it does when the sampler's weights are an update old."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from torch import Tensor
 from algos.diagnostics.pairs import LogpPairs, Mean, clustered_mean
 
 STRATA = 20
-"""Number of bins of log μ, each with equally many tokens."""
+"""Number of bins of log μ, each with equally many tokens, whose mean log π − log μ is subtracted."""
 
 
 def drift(pairs: LogpPairs) -> dict[str, float]:
-    """Correlation of a response's mean l = log π − log μ with its mean advantage, and its z clustered over prompts.
+    """Correlation of a response's mean l = log π − log μ with its mean advantage, and its normal deviate, clustered over prompts.
 
     An update raises log π of responses with positive advantages, and of similar ones in the next batch. A trainer that is updates
-    ahead of the sampler therefore has cov(l̄_i, A_i) > 0. Rounding does not depend on the reward, but it does depend on how
-    likely a token is, and so may the reward. So `correlation` and `z` first subtract the mean l of tokens with similar log μ, in
-    `STRATA` equal bins; `plain` and `plain_z` do not. An update that sharpens the policy shows only in `plain`, where four-bit
-    weights may show too.
+    ahead of the sampler therefore has a positive covariance. Rounding does not depend on the reward, but both may depend on how
+    likely a token is. So `correlation` and `z` first subtract the mean l of tokens with similar log μ, in `STRATA` equal bins;
+    `plain` and `plain_z` do not. An update that sharpens the policy shows only in `plain`, where four-bit weights may show too.
     Limits: NaN without advantages or where they do not vary; blind where the update did not generalise to this batch.
     """
     found = {"drift/correlation": math.nan, "drift/z": math.nan, "drift/plain": math.nan, "drift/plain_z": math.nan}
@@ -37,14 +36,14 @@ def drift(pairs: LogpPairs) -> dict[str, float]:
 
 
 def _product(a: Tensor, b: Tensor, cluster: Tensor) -> Mean:
-    """Pearson's r as the mean of the product of standardised a and b, with its error; NaN where one of them does not vary."""
+    """Pearson's r of two tensors as the mean product of their standardised values, with its error; NaN if one does not vary."""
     a, b = a - a.mean(), b - b.mean()
     size = (a.square().mean() * b.square().mean()).sqrt()
     return clustered_mean(a * b / size, cluster) if size > 0 else Mean(math.nan, math.nan, 0)
 
 
 def _usual(pairs: LogpPairs) -> Tensor:
-    """For each token, the mean log ratio over all tokens in its bin of log μ, [n]."""
+    """The mean log ratio of all tokens in each token's bin of log μ, [n]; the `STRATA` bins hold equally many tokens."""
     rank = pairs.mu.argsort().argsort()
     stratum = rank * STRATA // len(rank)
     total = torch.zeros(STRATA, dtype=torch.float64).index_add(0, stratum, pairs.l)

@@ -1,4 +1,4 @@
-"""Tests whether equal rows occur in a batch more often than sampling gives."""
+"""Tests whether equal responses occur in a batch more often than sampling would produce them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from algos.diagnostics.pairs import LogpPairs, clustered_mean
 
 
 def duplicates(pairs: LogpPairs) -> dict[str, float]:
-    """Number of pairs of responses that agree in every number of both columns, and the number that the sampler's odds give.
+    """Number of pairs of responses that agree in every log μ and log π, and the number to expect from the sampler's odds.
 
         expected = Σ_i (n_i − 1)·Π_t μ(x_t)/2      over the responses i
 
     where n_i counts the responses to the prompt of i, since each of the others repeats response i with probability Π_t μ(x_t).
-    Prompts count as one where a first token has the same numbers in both columns, to the last bit: they are then equal texts.
-    repeated: share of responses that repeat an earlier one. found, expected: pairs. z: of found − expected, clustered over
-    prompts; NaN with fewer than four of them. Limits: a policy without entropy repeats
-    itself and is expected to; with `found` near `expected` nothing is wrong. Without prompts all responses count as answers to
-    one prompt.
+    Prompts with first response tokens of the same log μ and log π, to the last bit, are taken to be one prompt.
+    repeated: share of responses that repeat an earlier one. found, expected: numbers of pairs. z: normal deviate of
+    found − expected, clustered over prompts; NaN with fewer than four. Limits: a policy without entropy repeats itself, but
+    `found` is then near `expected`. Without prompt numbers all responses count as answers to one prompt.
     """
     mask, prompt = pairs.mask, pairs.batch.prompt
     present = mask.any(-1)
@@ -44,7 +43,7 @@ def duplicates(pairs: LogpPairs) -> dict[str, float]:
 
 
 def _joined(prompt: Tensor, opening: Tensor) -> Tensor:
-    """Number the classes of rows that share a prompt or an opening, [n]: the least number spreads until nothing changes."""
+    """Number the classes of responses linked by an equal prompt or `opening`, [n]: the least label spreads until none changes."""
     label = prompt.unique(return_inverse=True)[1]
     while True:
         before = label

@@ -1,4 +1,4 @@
-"""Every statistic of the diagnosis, by name; the signatures of `algos.faults` read them."""
+"""Every statistic of the diagnosis of a batch, by name; the faults in `algos.faults` are recognised by these."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from algos.diagnostics.tails import tails
 from algos.diagnostics.values import values
 
 Statistics = dict[str, float]
-"""Statistic's name -> value, NaN where the batch cannot tell. A name such as `slope/base` begins with the statistic's module,
-whose docstrings explain the rest."""
+"""Statistic's name -> value, NaN where the batch cannot tell. In a name such as `slope/base`, `slope` is the module of
+`algos.diagnostics` that explains it."""
 
 
 def statistics(batch: Batch, tokens: Tensor | None = None, entropy: Tensor | None = None) -> Statistics:
-    """All statistics of a batch, with the counts of tokens, responses and prompts. Raises ValueError without logp_old.
+    """All statistics of a batch that a diagnosis reads, with the batch's size. Raises ValueError without `logp_old`.
 
     tokens: [B, T] ids, which `collisions` compares. entropy: H(π_old) [B, T] in nats, which `surprise` needs.
     """

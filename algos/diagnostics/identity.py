@@ -2,12 +2,12 @@
 
 E_μ[ρ | prefix] = Σ_x μ(x)·π(x)/μ(x) = 1        where μ(x) > 0 wherever π(x) > 0
 
-The identity holds for every prefix, so also by place, by turn and by version. It does not depend on the precision, the staleness
-or the size of the mismatch. Source: the law of change of measure. It fails where another policy sampled the tokens, and where
-one column holds other numbers. It also fails where the sampler's support is smaller: the mean is then the kept mass, see
-`support`.
-Limits: a ratio so rare that the batch lacks it pulls the mean and its error down; the more so, the larger K3 is. A batch that was
-filtered by its responses (truncated, overlong, duplicates dropped) breaks the identity without a fault.
+Here ρ = π/μ of the sampled token. The identity holds for every prefix, so also by token position, turn and version of the
+weights, whatever the precision, the staleness and the size of the mismatch. Source: the law of change of measure. It fails where
+another policy sampled the tokens, and where log π or log μ is not what it is said to be. It also fails where the sampler left out
+tokens: the mean is then the mass it kept, see `support`.
+Limits: a large ratio so rare that the batch lacks it pulls the mean and its error down, more so the larger K3 = E[ρ − 1 − log ρ].
+A batch that was filtered by its responses (truncated, overlong, duplicates dropped) breaks the identity without a fault.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from algos.diagnostics.pairs import LogpPairs, Mean
 from algos.diagnostics.positions import bin_of
 
 BIN_EDGES = (-8.0, -4.0, -2.0, -1.0, -0.5, -0.1)
-"""Edges of the bins of log μ, in nats."""
+"""Edges, in nats, of the bins of log μ in which the mean of π/μ is reported."""
 
 
 def identity(pairs: LogpPairs) -> dict[str, float]:
-    """The mean ratio E[ρ] over all tokens with related statistics; errors are clustered over prompts.
+    """The mean of ρ = π/μ over all tokens, which is 1 if μ sampled, and related statistics; l = log ρ.
 
-    mean, error, z: of E[ρ] against 1. k1, k1_z: E[−l], which estimates KL(μ‖π) ≥ 0: negative beyond its error when the columns
-    are swapped or μ did not sample. below = E[(1−ρ)+] ≤ 1 and above = E[(ρ−1)+]: equal under the identity, since their difference
-    is E[ρ] − 1; `below` is bounded, so a gap with a small `above` is a missing tail. swapped, swapped_z: E[1/ρ] against 1, the
-    identity of the columns exchanged. exponent: the result of the function `exponent`.
+    Errors and deviates z are clustered over prompts. mean, error, z: of E[ρ] against 1. k1, k1_z: E[−l], which estimates
+    KL(μ‖π) ≥ 0: negative beyond its error when π and μ are swapped or μ did not sample. below = E[(1−ρ)+] ≤ 1 and
+    above = E[(ρ−1)+] are equal if E[ρ] = 1; `below` is bounded, so a gap with a small `above` is a missing tail. swapped,
+    swapped_z: E[1/ρ] against 1, the identity if π and μ are exchanged. exponent: the result of the function `exponent`.
     drawn_z: of E[ρ] against 1 with the error of independent tokens, Σ(ρ−1)/√Σ(ρ−1)². It is right if μ sampled, because ρ − 1 are
-    then martingale differences; of another sampler it is the larger z. likelihood: Σ l over all tokens, the log likelihood of
+    then martingale differences; under another sampler it is larger than z. likelihood: Σ l over all tokens, the log likelihood of
     the batch under π less that under μ. If μ sampled, E[exp Σ l] = 1, so a sum of c or more has a probability of at most e⁻ᶜ.
     """
     ratio, reverse, k1 = pairs.mean(pairs.rho), pairs.mean((-pairs.l).exp()), pairs.mean(-pairs.l)
@@ -57,8 +57,8 @@ def identity(pairs: LogpPairs) -> dict[str, float]:
 def exponent(l: Tensor) -> float:
     """The exponent a > 0 with E[e^(a·l)] = 1, l = log π − log μ, by bisection over [1/8, 8]; NaN where there is none.
 
-    E[e^(a·l)] is convex in a and 1 at a = 0, so there is at most one other root. It is a = 1 under the identity. Two columns in
-    base-2 or base-10 logarithms have l/ln 2 or l/ln 10, and so a = 0.693 or 2.303.
+    E[e^(a·l)] is convex in a and 1 at a = 0, so there is at most one other root: a = 1 if μ sampled. If log π and log μ are both
+    in base 2 or 10, they have l/ln 2 or l/ln 10 in place of l, and so a = 0.693 or 2.303.
     """
 
     def excess(a: float) -> float:
@@ -74,28 +74,28 @@ def exponent(l: Tensor) -> float:
 
 
 def identity_by(pairs: LogpPairs, group: Tensor, groups: int) -> list[Mean]:
-    """The mean ratio E[ρ] in each of the groups 0 … groups − 1 of tokens, `group` [n]; NaN in an empty group.
+    """The mean of ρ = π/μ in each of the groups 0 … groups − 1 of tokens; NaN in an empty group. group [n]: each token's group.
 
-    Groups by anything known before the token was drawn (place, turn, version) obey E[ρ] = 1. Groups by log μ do not: there E[ρ]
-    is π's mass of the group over μ's, and another temperature leaves a monotonic drift over the bins.
+    Groups by anything known before the token was drawn (position, turn, version) obey E[ρ] = 1. Groups by log μ do not: there
+    E[ρ] is π's mass of the group over μ's, which another temperature makes rise or fall steadily from bin to bin.
     """
     return [pairs.mean(pairs.rho, group == number) for number in range(groups)]
 
 
 def by_place(pairs: LogpPairs) -> list[Mean]:
-    """The mean ratio E[ρ] by a token's number in its response. Bin b ends at number 2ᵇ."""
+    """The mean of ρ = π/μ by a token's position in its response, a `Mean` per bin. Bin b ends at position 2ᵇ, counted from 1."""
     group = bin_of(pairs.place + 1)
     return identity_by(pairs, group, int(group.max()) + 1 if len(pairs) else 0)
 
 
 def by_log_probability(pairs: LogpPairs) -> list[Mean]:
-    """π's mass over μ's in bins of log μ, from the least probable; the edges are `BIN_EDGES`."""
+    """The mean of ρ = π/μ, which is π's mass over μ's, in bins of log μ between `BIN_EDGES`, the least probable tokens first."""
     edges = torch.tensor(BIN_EDGES, dtype=torch.float64)
     return identity_by(pairs, torch.bucketize(pairs.mu, edges), len(BIN_EDGES) + 1)
 
 
 def by_turn(pairs: LogpPairs) -> list[Mean]:
-    """The mean ratio E[ρ] in each turn. Raises ValueError where the batch has no segments."""
+    """The mean of ρ = π/μ in each turn, a `Mean` per turn number. Raises ValueError where the batch has no `segments`."""
     if pairs.batch.segments is None:
         raise ValueError("the identity by turn needs segments, the number of each token's turn")
     turn = pairs.batch.segments[pairs.mask].long()
@@ -103,6 +103,6 @@ def by_turn(pairs: LogpPairs) -> list[Mean]:
 
 
 def by_version(pairs: LogpPairs, versions: Tensor) -> dict[int, Mean]:
-    """The mean ratio E[ρ] for each version of the weights in `versions` [B, T], integers; a dict version -> mean."""
+    """The mean of ρ = π/μ for each version of the sampler's weights: version -> mean. versions: integers per token, [B, T]."""
     version = versions.cpu()[pairs.mask]
     return {int(number): pairs.mean(pairs.rho, version == number) for number in version.unique().tolist()}

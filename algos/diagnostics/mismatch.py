@@ -1,6 +1,6 @@
-"""Statistics of the distance between rollout engine and trainer, before any correction.
+"""Statistics of the distance between the rollout engine's and the trainer's probabilities, before any correction.
 
-Nothing is clamped, so that a heavy tail shows. Nothing waits for the device. Empty responses are left out.
+No log ratio is clamped to ±20, so that a heavy tail shows. No step waits for the device. Empty responses are left out.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from algos.ratios import LOG_RATIO_BOUND, Ratio
 
 
 def mismatch(batch: Batch, policy: Tensor | None = None) -> dict[str, Tensor]:
-    """Mismatch of rollout engine and trainer over a whole batch: fp64 scalars by name (`finish_mismatch` has the equations)."""
+    """Mismatch of rollout engine and trainer over a whole batch: fp64 scalars by name (equations: `finish_mismatch`)."""
     return finish_mismatch(mismatch_rows(batch, policy))
 
 
 @torch.no_grad()
 def mismatch_rows(batch: Batch, policy: Tensor | None = None) -> Rows:
-    """Sums and extremes of l = log π − log μ per response, and the sum of log μ. policy: log π; None takes the batch's π_old."""
+    """Per response, [B]: sums and extremes of l = log π − log μ, and the sum of log μ. policy: log π; None takes `logp_old`."""
     return chunked(ratio_rows, Ratio(batch, policy))
 
 
 def ratio_rows(ratio: Ratio) -> Rows:
-    """Per-response sums and extremes of l and ρ, and the sum of log μ, from a given ratio."""
+    """Per response, [B]: sums and extremes of the log ratio l, sums of ρ = e^l, and the sum of log μ, from a batch's `Ratio`."""
     return {
         "n": count(ratio.mask),
         "l": row_sum(ratio.l),
@@ -40,7 +40,7 @@ def ratio_rows(ratio: Ratio) -> Rows:
 
 
 def ratio_sums(ratio: Ratio) -> Rows:
-    """Sums of the ratio ρ and of ρ − 1 over the tokens of each response. log ρ is bounded, so that all sums are finite."""
+    """Sums of ρ = π/μ, of ρ − 1 and of their squares over each response's tokens, [B]; log ρ is bounded for finite sums."""
     rho = torch.where(ratio.excess < -0.5, ratio.l.exp(), 1 + ratio.excess)  # each where it does not round
     rho = torch.where(ratio.mask, rho, 0.0)
     return {f"ratio/{key}": value for key, value in sums(rho, ratio.excess).items()}
@@ -48,17 +48,17 @@ def ratio_sums(ratio: Ratio) -> Rows:
 
 @torch.no_grad()
 def finish_mismatch(rows: Rows) -> dict[str, Tensor]:
-    """Mismatch statistics from the rows of the whole batch, as fp64 scalars.
+    """Mismatch statistics from the whole batch's rows by `mismatch_rows`, as fp64 scalars by name.
 
-    With E over tokens, E_i over responses, l̄_i the mean of l in a response, S_i its sum, ρ = e^l, ρ_i = e^S_i:
+    With l = log π − log μ, ρ = e^l, E over tokens and E_i over responses; l̄_i and S_i the mean and sum of l in response i,
+    ρ_i = e^S_i:
     kl = E[−l] and k3_kl = E[ρ − 1 − l] ≥ 0: estimates of KL(μ‖π) in nats per token.
     chi2_token = E[ρ²] − 1 and chi2_seq = E_i[ρ_i²] − 1: plug-in estimates, of either sign.
     chi2_*_normalized = E[ρ²]/E[ρ]² − 1 = 1/ess − 1 ≥ 0: self-normalised. ess_* = (Σρ)²/(n·Σρ²) in [1/n, 1].
-    ratio_mean and ratio_std of ρ; ratio_max = max(1, max ρ) and ratio_min = min(1, min ρ); pareto_k of ρ_i.
-    ppl_ratio = E_i e^−l̄; log_ppl_diff = E_i[−l̄].
-    training_ppl = E_i e^−mean(log π) and rollout_ppl = E_i e^−mean(log μ).
+    ratio_mean and ratio_std of ρ; ratio_max = max(1, max ρ) and ratio_min = min(1, min ρ); pareto_k: tail shape k̂ of ρ_i.
+    ppl_ratio = E_i e^−l̄_i; log_ppl_diff = E_i[−l̄_i]; training_ppl = E_i e^−mean(log π); rollout_ppl = E_i e^−mean(log μ).
     log_ratio_max_abs = max |l|; beyond_bound: share of tokens with |l| > 20.
-    The names under rollout_corr/ are verl's. Its formulas are used without their clamps, their 1e-8 and their empty rows.
+    The names under rollout_corr/ are verl's. verl's formulas are used without their clamps, their 1e-8 and their empty rows.
     """
     n, tokens = rows["n"], rows["n"].sum().clamp(min=1)
     present = n > 0
@@ -101,7 +101,7 @@ def finish_mismatch(rows: Rows) -> dict[str, Tensor]:
 
 
 def _ess(log_weights: Tensor, present: Tensor) -> Tensor:
-    """Effective share (Σw)²/(n·Σw²) of weights, taken relative to the largest so that nothing overflows; 1 for none."""
+    """Effective sample size of n weights as a share, (Σw)²/(n·Σw²), computed without overflow; 1 if no weight is present."""
     largest = torch.nn.functional.pad(log_weights, (0, 1), value=-torch.inf).amax()  # the padding for an empty batch
     w = torch.where(present, (log_weights - largest).exp(), 0.0)
     return torch.where(present.any(), w.sum().square() / (w.square().sum() * present.sum()), 1.0)

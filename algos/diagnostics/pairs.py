@@ -1,4 +1,4 @@
-"""The log-probabilities of each response token by sampler and trainer, flat and in fp64, and means clustered over prompts."""
+"""The log-probabilities of each response token by sampler and trainer as flat fp64 tensors, and means clustered over prompts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from algos.batch import Batch
 from algos.ratios import log_ratio
 
 FARTHEST = 50.0
-"""Bound of |log ratio| in nats: a larger one counts as this, because e⁵⁰ can be squared and summed in fp64."""
+"""Log ratios in nats are clamped to ± this, because e⁵⁰ can be squared and summed in fp64."""
 
 
 FEWEST = 4
-"""Minimum number of clusters for a standard error."""
+"""Minimum number of clusters (prompts, or responses without prompts) for a standard error."""
 
 
 class Mean(NamedTuple):
-    """A mean, NaN where nothing was averaged, and its standard error, NaN with fewer than `FEWEST` clusters."""
+    """A mean (NaN of no values), its standard error (NaN with fewer than `FEWEST` clusters) and the number of clusters."""
 
     mean: float
     error: float
@@ -42,9 +42,8 @@ class LogpPairs:
     """The tokens of a batch whose mask is True, n of them, on the CPU. Raises ValueError without logp_old.
 
     mu, pi: log μ and log π_old in nats, [n] fp64. A token whose log μ or log π_old is not finite is left out and counted in
-    `dropped`. l: log π_old − log μ within ±FARTHEST. row: number of the token's response. place, left: number of tokens of the
-    mask before and after the token in its response. cluster: number of the prompt, or of the response if the batch has no
-    prompts.
+    `dropped`. l: log π_old − log μ, clamped to ±50 nats. row: number of the token's response. place, left: number of the
+    response's tokens before and after the token. cluster: number of the prompt, or of the response if the batch has no prompts.
     """
 
     def __init__(self, batch: Batch):
@@ -75,7 +74,7 @@ class LogpPairs:
 
     @cached_property
     def k3(self) -> Tensor:
-        """The K3 estimator ρ − 1 − l ≥ 0 of each token, [n]."""
+        """The K3 estimator ρ − 1 − log ρ ≥ 0 of each token, ρ = π_old/μ, [n]."""
         return torch.expm1(self.l) - self.l
 
     @cached_property
@@ -88,12 +87,12 @@ class LogpPairs:
         return (logit(self.pi) - logit(self.mu)).clamp(-FARTHEST, FARTHEST)
 
     def mean(self, values: Tensor, chosen: Tensor | None = None) -> Mean:
-        """The mean of `values` over all tokens, or over the `chosen` [n] bool, with a standard error clustered over prompts.
+        """The mean of `values` [n] over all tokens, or those of `chosen` [n] bool, with a standard error clustered over prompts.
 
             error² = C/(C − 1)·Σ_c (S_c − mean·n_c)²/n²
 
-        where S_c is the sum and n_c the count of cluster c, and C counts the clusters that have a token. It is the linearised
-        variance of a ratio of two totals (Cochran, Sampling Techniques, section 6.4).
+        where S_c sums the values of the n_c tokens in cluster c, n = Σ n_c, and C counts the clusters that have a token. It is
+        the linearised variance of a ratio of two totals (Cochran, Sampling Techniques, section 6.4).
         """
         cluster = self.cluster
         if chosen is not None:
@@ -101,7 +100,7 @@ class LogpPairs:
         return clustered_mean(values, cluster)
 
     def by_response(self, values: Tensor) -> Tensor:
-        """The sum of `values` over the tokens of each response, [B]."""
+        """The sum of `values` [n] over the tokens of each response, [B]."""
         return torch.zeros(len(self.mask), dtype=torch.float64).index_add(0, self.row, values)
 
     @cached_property
@@ -111,7 +110,7 @@ class LogpPairs:
 
 
 def clustered_mean(values: Tensor, cluster: Tensor) -> Mean:
-    """The mean of `values` [n] and its standard error, clustered by `cluster` [n]; `LogpPairs.mean` has the equation."""
+    """The mean of `values` [n] with a standard error by clusters, `cluster` [n] being their numbers (see `LogpPairs.mean`)."""
     n = len(values)
     if not n:
         return Mean(math.nan, math.nan, 0)
@@ -137,7 +136,7 @@ def logit(logp: Tensor) -> Tensor:
 
 
 def correlation(a: Tensor, b: Tensor) -> float:
-    """Pearson's r of two [n] tensors; NaN where one does not vary or n < 3."""
+    """Pearson's r of two tensors [n]; NaN where one of them does not vary, and for n < 3."""
     if len(a) < 3:
         return math.nan
     a, b = a - a.mean(), b - b.mean()

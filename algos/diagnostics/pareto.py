@@ -1,4 +1,4 @@
-"""Heaviness of the tail of importance weights: the shape k̂ of a generalised Pareto distribution fitted to the tail."""
+"""Heaviness of the tail of importance weights: the shape k̂ of a generalised Pareto distribution fitted to the largest ones."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 SMALLEST_TAIL = 5
-"""Minimum number of tail weights for an estimate of the shape; PSIS uses the same number."""
+"""Minimum number of weights in the tail for an estimate of its shape, as in PSIS (Pareto-smoothed importance sampling)."""
 
 
 @torch.no_grad()
 def pareto_k(log_weights: Tensor) -> Tensor:
     """The Pareto shape k̂ of the largest weights w = exp(`log_weights`) ([N], nats, −∞ for an absent one); an fp64 scalar.
 
-    The M = ⌈min(N/5, 3√N)⌉ largest weights exceed the next one, u, by w − u ~ GPD(k, σ). Below 1/2 the variance of w is finite,
-    above 0.7 importance sampling is unreliable, at 1 the mean of w is infinite. Estimator: Zhang and Stephens 2009 (doi
-    10.1198/tech.2009.08017) with the prior of PSIS (arXiv 1507.02646 appendix C): k̂ ← (M·k̂ + 5)/(M + 10).
-    NaN when the tail has fewer than 5 weights or does not vary (equal policies): there is no tail then.
+    The M = ⌈min(N/5, 3√N)⌉ largest weights exceed the next one, u, by w − u ~ GPD(k, σ), a generalised Pareto distribution. For
+    k < 1/2 the variance of w is finite, for k > 0.7 importance sampling is unreliable, at k = 1 the mean is infinite. Estimator:
+    Zhang and Stephens 2009 (doi 10.1198/tech.2009.08017) with PSIS's prior k̂ ← (M·k̂ + 5)/(M + 10) (arXiv 1507.02646 app. C).
+    NaN when the tail has fewer than 5 weights or, as for equal policies, does not vary.
     """
     w = log_weights.double().sort(descending=True).values
     total = torch.isfinite(w).sum()
@@ -45,5 +45,5 @@ def pareto_k(log_weights: Tensor) -> Tensor:
 
 
 def _shape(theta: Tensor, tail: Tensor, size: Tensor) -> Tensor:
-    """The shape k(θ) = mean log(1 − θ·x) over the tail's excesses x; excesses of 0 add nothing."""
+    """Zhang and Stephens' shape k(θ) = mean log(1 − θ·x) over the `size` excesses x in `tail`; further zeros add nothing."""
     return torch.log1p(-theta[:, None] * tail[None]).sum(-1) / size.clamp(min=1)

@@ -1,4 +1,4 @@
-"""Locates the mismatch within a response, measured in logits so that certain tokens count as much as doubtful ones."""
+"""Locates the mismatch of trainer and sampler in responses, in logits, where certain tokens count as much as doubtful ones."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from torch import Tensor
 from algos.diagnostics.pairs import LogpPairs, Mean, normal
 
 CERTAIN = 1e-4
-"""A token is left out if its probability exceeds 1 minus this in both columns: fp32 then says nothing about its logit."""
+"""A token is left out if both π and μ give it a probability above 1 minus this: fp32 then says nothing about its logit."""
 LARGEST = 25.0
-"""Upper bound of (logit π − logit μ)² in square nats, so that no single token dominates a profile."""
+"""Upper bound of a token's (logit π − logit μ)² in square nats, so that no single token dominates a mean."""
 HEAD = 4
 """Number of leading tokens that count as the head of a response."""
 
 
 def moved(pairs: LogpPairs) -> tuple[Tensor, Tensor]:
-    """The squared move d² = (logit π − logit μ)² up to `LARGEST` [n], and where a side is less sure than 1 − `CERTAIN` [n]."""
+    """Per token, [n]: the squared move d² = (logit π − logit μ)² up to `LARGEST`, and whether π or μ is below 1 − `CERTAIN`."""
     doubtful = (pairs.mu < -CERTAIN) | (pairs.pi < -CERTAIN)
     return pairs.margin.square().clamp(max=LARGEST), doubtful
 
 
 def places(pairs: LogpPairs) -> dict[str, float]:
-    """Mean squared moves d² of the logits by place: head, rest, and before and after the place of the largest change.
+    """Mean squared moves d² = (logit π − logit μ)² of first and later tokens, and before and after the largest change.
 
-    Rounding gives logits the same error at every place, so d² is flat. A prompt that only one side has read moves the first
-    tokens most, and less as the response itself becomes the context: head/rest > 1. A fault of the KV cache leaves the head as it
-    was and begins at some later place: after/before > 1.
-    size: mean d². head, rest: over the first four tokens, over all later ones. head_z: of their difference, clustered.
-    onset: the place s that maximises |mean d² from s on − mean d² before s| in units of its error, over s = 1, 2, 4, 8, …;
-    before, after, onset_z: the two means, and their difference over its error. last, others: mean |l| of the last tokens of
-    responses and of all other tokens; last_z: of their difference. last_l: mean l of the last tokens.
+    Rounding gives logits the same error everywhere, so d² is flat. A prompt that only trainer or sampler has read moves the first
+    tokens most, and later ones less as the response itself becomes the context: head/rest > 1. A fault of the KV cache leaves the
+    first tokens as they were and begins at some later position: after/before > 1.
+    size: mean d². head, rest: of the first four tokens, of all later ones; head_z: normal deviate of head − rest, clustered.
+    onset: the position s that maximises |mean d² from s on − mean d² before s| over its error, for s = 1, 2, 4, 8, …; before,
+    after, onset_z: these means, and the deviate of their difference. last, others: mean |l|, l = log π − log μ, of the last
+    tokens of responses and of all other tokens; last_z: of their difference. last_l: mean l of the last tokens.
     """
     square, doubtful = moved(pairs)
     whole = pairs.mean(square, doubtful)
@@ -57,12 +57,12 @@ def places(pairs: LogpPairs) -> dict[str, float]:
 
 
 def _difference(a: Mean, b: Mean) -> float:
-    """The difference a − b over its error as a normal deviate, as if the means were independent; NaN where one is missing."""
+    """The difference a − b of two means over its error, as a normal deviate; NaN if a or b is. a and b count as independent."""
     return normal(a.mean - b.mean, math.hypot(a.error, b.error), min(a.clusters, b.clusters) - 1)
 
 
 def _onset(pairs: LogpPairs, square: Tensor, doubtful: Tensor) -> tuple[float, float, float, float]:
-    """The tuple (before, after, place, z) of the place with the largest |z|; NaN where no place has tokens on both sides."""
+    """(mean d² before, mean d² after, position, z) of the position with the largest |z|; NaN if none has tokens on both sides."""
     best = (math.nan, math.nan, math.nan, math.nan)
     place, longest = 1, int(pairs.place.max()) if len(pairs) else 0
     while place <= longest:

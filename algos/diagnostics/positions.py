@@ -1,4 +1,4 @@
-"""Mismatch statistics by position in the response and by length of the response."""
+"""Mismatch of trainer and sampler by a token's position in its response, and by the response's length."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from algos.diagnostics.rows import Rows
 from algos.ratios import Ratio
 
 BINS = 16
-"""Number of bins. Bin b holds positions (or lengths) 2ᵇ⁻¹ + 1 … 2ᵇ, counted from 1; the last also all beyond 2¹⁵ = 32768."""
+"""Number of bins. Bin b holds positions (or lengths) 2ᵇ⁻¹ + 1 … 2ᵇ, counted from 1; the last also those beyond 2¹⁵ = 32768."""
 
 
 def positions(batch: Batch, policy: Tensor | None = None) -> dict[str, Tensor]:
-    """Mismatch by a token's position and by a response's length over a whole batch: fp64 scalars by name."""
+    """Mismatch of a whole batch by token position and by response length: fp64 scalars by name. policy: log π, None for π_old."""
     return finish_positions(position_rows(batch, policy))
 
 
 @torch.no_grad()
 def position_rows(batch: Batch, policy: Tensor | None = None) -> Rows:
-    """Tokens, Σ l and Σ k3 of each response by bin of position, [B, BINS] fp64. policy: log π; None takes the batch's π_old."""
+    """Tokens, Σ l and Σ k3 of each response per bin of positions, [B, BINS] fp64; l = log π − log μ and k3 = e^l − 1 − l."""
     mask, l = batch.mask, Ratio(batch, policy).l.double()
     bins = torch.where(mask, bin_of(mask.cumsum(-1)), 0)
     values = {"tokens": mask.double(), "l": l, "k3": torch.expm1(l) - l}
@@ -30,7 +30,7 @@ def position_rows(batch: Batch, policy: Tensor | None = None) -> Rows:
 
 @torch.no_grad()
 def finish_positions(rows: Rows) -> dict[str, Tensor]:
-    """The kl and k3 by position and k3 by length; a bin is named by the largest number it holds, and NaN where it is empty."""
+    """The mean −l and k3 per bin of positions, and k3 per bin of lengths; a bin is named by its last number, NaN if empty."""
     position, length = by_position(rows), by_length(rows)
     out = {}
     for b in range(BINS):
@@ -42,7 +42,7 @@ def finish_positions(rows: Rows) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def by_position(rows: Rows) -> dict[str, Tensor]:
-    """Tokens, kl = E[−l] and k3 (nats per token) over the whole batch by bin of position, [BINS]; 0 in an empty bin."""
+    """Number of tokens, kl = E[−l] and k3 (nats per token) of the whole batch per bin of positions, [BINS]; 0 in an empty bin."""
     tokens = rows["tokens"].sum(0)
     n = tokens.clamp(min=1)
     return {"tokens": tokens, "kl": -rows["l"].sum(0) / n, "k3": rows["k3"].sum(0) / n}
@@ -50,7 +50,7 @@ def by_position(rows: Rows) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def by_length(rows: Rows) -> dict[str, Tensor]:
-    """Responses, mean sum of l (nats per response) and k3 (nats per token) by bin of the response's length, [BINS]."""
+    """Number of responses, mean Σ l per response and mean k3 per token, both in nats, per bin of response lengths, [BINS]."""
     length = rows["tokens"].sum(-1)
     bins, present = bin_of(length.clamp(min=1).long()), length > 0
     zero = length.new_zeros(BINS)
@@ -67,6 +67,6 @@ def by_length(rows: Rows) -> dict[str, Tensor]:
 
 
 def bin_of(number: Tensor) -> Tensor:
-    """The bin ⌈log₂ number⌉ of number ≥ 1, at most BINS − 1; from a table of powers, since a floating log₂ misses them."""
+    """The bin ⌈log₂ number⌉ of each number ≥ 1, at most BINS − 1; by a table of powers of 2, near which a float log₂ errs."""
     powers = 2 ** torch.arange(BINS - 1, device=number.device)
     return torch.bucketize(number, powers)

@@ -1,4 +1,4 @@
-"""Errors of ratios and probabilities token by token. They are slower than `mismatch`, so a run computes them only if asked."""
+"""Statistics of ratios and probabilities of trainer against sampler per token. They are slow, so a run must ask for them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from algos.diagnostics.rows import Rows, count, extreme, highest, mean_present, 
 from algos.ratios import Ratio
 
 SHARES_ABOVE = (1.1, 2.0, 10.0)
-"""Ratios r for which the share of tokens with max(ρ, 1/ρ) > r is reported; r = 2 gives F(τ) of R3, arXiv 2510.11370."""
+"""Thresholds r: the share of tokens with max(ρ, 1/ρ) > r, ρ = π/μ, is reported; r = 2 gives F(τ) of R3, arXiv 2510.11370."""
 
 ROUNDING = 1e-12
-"""A variance E[x²] − E[x]² below this share of E[x²] counts as rounding of fp64 sums."""
+"""A variance E[x²] − E[x]² of probabilities x below this share of E[x²] counts as 0, because fp64 sums round."""
 
 SUMMED = ("p", "q", "pp", "qq", "pq", "diff", "diff_sq", "mult_error", "reverse", "js")
 
 
 def probabilities(batch: Batch, policy: Tensor | None = None) -> dict[str, Tensor]:
-    """Errors of ratios and probabilities over all tokens of a batch: fp64 scalars by name (`finish_probabilities`)."""
+    """Differences of trainer's π and sampler's μ over all tokens of a batch: fp64 scalars named as in `finish_probabilities`."""
     return finish_probabilities(probability_rows(batch, policy))
 
 
 @torch.no_grad()
 def probability_rows(batch: Batch, policy: Tensor | None = None) -> Rows:
-    """Per-response sums behind `finish_probabilities`, such as that of |π − μ|. policy: log π; None takes the batch's π_old."""
+    """The sums per response that `finish_probabilities` reads, such as that of |π − μ|. policy: log π; None takes `logp_old`."""
     return chunked(_rows, Ratio(batch, policy))
 
 
@@ -57,12 +57,13 @@ def _rows(ratio: Ratio) -> Rows:
 
 @torch.no_grad()
 def finish_probabilities(rows: Rows) -> dict[str, Tensor]:
-    """Token statistics from the rows of the whole batch, with E over tokens, π and μ of the sampled tokens.
+    """Differences of trainer's π and sampler's μ at sampled tokens: fp64 scalars, from the whole batch's `probability_rows`.
 
-    mult_prob_error = E[max(ρ, 1/ρ)]; seq_mult_prob_error_mean, max and min: of its mean over each response.
+    E is over tokens, ρ = π/μ, l = log ρ.
+    mult_prob_error = E[max(ρ, 1/ρ)]; seq_mult_prob_error_mean, max and min: over responses, of the mean within each response.
     k3_reverse = E[1/ρ − 1 + l] ≥ 0: with tokens from π it would estimate KL(π‖μ).
-    js_divergence = E[log cosh(l/2)]: NeMo-RL's ½k3(π/m) + ½k3(μ/m) with m = (π + μ)/2.
-    share_above_r = P(max(ρ, 1/ρ) > r). prob_diff_mean, std, max: of |π − μ|.
+    js_divergence = E[log cosh(l/2)]: NeMo-RL's ½k3(π/m) + ½k3(μ/m) with m = (π + μ)/2 and k3(x) = x − 1 − log x.
+    share_above_r: share of tokens with max(ρ, 1/ρ) > r. prob_diff_mean, std, max: of |π − μ|.
     prob_pearson: the correlation of π and μ over tokens, 0 where one of them does not vary (`ROUNDING`).
     """
     tokens = rows["n"].sum().clamp(min=1)

@@ -1,4 +1,4 @@
-"""The largest K3 that the rounding of each precision leaves, as measured on a real model."""
+"""The largest K3 = E[ρ − 1 − log ρ], ρ = π/μ, that rounding in each precision of the sampler causes, measured on a real model."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ K3 = {
     "nvfp4": 0.27,
 }
 """Precision of the sampler -> the largest K3 of SmolLM2-135M under it against an fp32 trainer, in nats per token. Source: the
-dumps of experiments/study/smollm2, by the local engine and by vLLM. mxfp8 and blocks take the value of the other 8-bit
-formats, and fp32 takes that of another order of summation. fp8_cache is BF16 with keys and values in e4m3. Rounding leaves less
-K3 in larger models."""
+dumps of experiments/study/smollm2, by the local engine and by vLLM. mxfp8 and the block formats take the value of the other 8-bit
+formats, and fp32 that of another order of summation. fp8_cache is BF16 with keys and values in e4m3. Rounding causes less K3 in
+larger models."""
 
 EXCESS = 4.0
-"""Largest K3 attributed to rounding, as a multiple of the K3 measured for the precision."""
+"""Largest K3 attributed to rounding, as a multiple of the K3 that was measured for the sampler's precision."""
 
 EXCESS_OF_BASELINE = 3.0
-"""Largest K3 attributed to rounding, as a multiple of that of a dump without a fault of the same model. In 25 steps of training
-K3 rose to at most 2.1 times that of the first step, at known precisions of dense models."""
+"""Largest K3 attributed to rounding, as a multiple of the K3 of a dump that the same model wrote without a fault. In 25 steps of
+training, K3 rose to at most 2.1 times that of the first step, at known precisions of dense models."""
 
 COARSEST = 1.0
-"""Largest K3 attributed to rounding when the precision is not known: about `EXCESS` times that of 4-bit weights."""
+"""Largest K3 attributed to rounding when the sampler's precision is not known: about 4 times that of 4-bit weights."""
 
 
-def most(precision: str | None, baseline: float | None = None) -> float:
-    """The largest K3 that rounding explains under a precision; `COARSEST` for None and for a precision that was not measured.
+def most(usual: str | float | None) -> float:
+    """The largest K3 that rounding explains, in nats per token.
 
-    baseline: K3 of a dump without a fault, of the same model in the same precision. It replaces the table, but for fp32's.
+    usual: the sampler's precision, by name; or the K3 of a dump that the same model wrote without a fault in this precision,
+    which replaces the measured table, though the result is never below that for fp32. `COARSEST` for None or an unmeasured name.
     """
-    if baseline is not None:
-        return max(EXCESS_OF_BASELINE * baseline, EXCESS * K3["fp32"])
-    return K3[precision] * EXCESS if precision in K3 else COARSEST
+    if isinstance(usual, int | float):
+        return max(EXCESS_OF_BASELINE * usual, EXCESS * K3["fp32"])
+    return K3[usual] * EXCESS if usual in K3 else COARSEST

@@ -1,6 +1,6 @@
-"""Disagreement of rollout engine and trainer on the choice of experts, and its share of the mismatch.
+"""Disagreement of rollout engine and trainer on the choice of experts in a mixture of experts, and its part in the mismatch.
 
-Expert ids are [B, T, layers, k]: the experts of the pass that predicts token t. Their order within the k does not matter.
+Expert ids are [B, T, layers, k]: the k experts used in each layer to predict token t. Their order within the k does not matter.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 MARGIN_QUANTILE = 0.1
-"""Reported quantile of the router's margins, a low one, because choices flip where the margin is small."""
+"""Reported quantile of the router's margins (the lead of its last chosen expert), low because choices flip at small margins."""
 
 
 def flipped(ids: Tensor, other: Tensor) -> Tensor:
-    """Whether two choices of experts differ as sets, [B, T, layers] bool."""
+    """Whether two choices of experts [B, T, layers, k] differ as sets, [B, T, layers] bool."""
     return (ids.sort(-1).values != other.sort(-1).values).any(-1)
 
 
 def expert_load(ids: Tensor, mask: Tensor, experts: int) -> Tensor:
-    """Each expert's share of the routing slots of the tokens in `mask` [B, T], [layers, experts] fp64; 1/experts if balanced."""
+    """Each expert's share of its layer's choices at tokens in `mask` [B, T]: [layers, experts] fp64, 1/experts if balanced."""
     slots = ids[mask].transpose(0, 1).flatten(1).long()  # [layers, tokens·k]
     counts = torch.zeros(len(slots), experts, dtype=torch.float64, device=ids.device)
     counts.scatter_add_(1, slots, torch.ones_like(slots, dtype=torch.float64))
@@ -27,12 +27,13 @@ def expert_load(ids: Tensor, mask: Tensor, experts: int) -> Tensor:
 
 @torch.no_grad()
 def routing(trainer: Tensor, engine: Tensor | None, margin: Tensor, mask: Tensor, experts: int) -> dict[str, Tensor]:
-    """Routing statistics of the tokens in `mask` [B, T], at least one, as fp64 scalars.
+    """Statistics of the choice of experts at the tokens in `mask` [B, T], at least one, as fp64 scalars by name.
 
-    trainer, engine: expert ids by π_old's router and by the engine's; `engine` is None where the engine does not report them.
+    trainer, engine: expert ids [B, T, layers, k] by π_old's router and by the engine's, None where the engine reports none.
     margin [B, T, layers]: p_k − p_(k+1) of the trainer's router, the lead of the last expert that it picked.
-    flip_layer_<i> and flip_any: share of the tokens whose set of experts differs in layer i, in any layer. load_max, load_min:
-    largest and smallest share that an expert has of its layer's slots. dead_experts: experts of all layers that no token picked.
+    margin, margin_p10: mean and 10 % quantile of the margins. flip_layer_<i>, flip_any: share of tokens whose set of experts
+    differs in layer i, in any layer. load_max, load_min: largest and smallest share of an expert in its layer's choices.
+    dead_experts: number of experts, over all layers, that no token picked.
     """
     load, margins = expert_load(trainer, mask, experts), margin[mask].double().flatten()
     metrics = {
@@ -51,12 +52,12 @@ def routing(trainer: Tensor, engine: Tensor | None, margin: Tensor, mask: Tensor
 
 @torch.no_grad()
 def split_k3(live: Tensor, replayed: Tensor, logp_rollout: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """K3 of the tokens in `mask` [B, T] in two parts that add up to it, fp64 scalars in nats per token.
+    """Split K3 of the tokens in `mask` [B, T] into the parts by routing and by the rest: fp64 scalars in nats per token.
 
         k3_rest = K3(π_old with the engine's experts ‖ μ),   k3_routing = K3(π_old ‖ μ) − k3_rest
 
-    live, replayed: log π_old by the trainer's own choice of experts and by the engine's. k3_routing is negative where
-    the engine's experts bring π_old no nearer to μ.
+    with K3(π‖μ) = E[π/μ − 1 − log(π/μ)]. live, replayed: log π_old [B, T] by the trainer's own choice of experts and by the
+    engine's. k3_routing is negative if the engine's experts take π_old farther from μ.
     """
     whole, rest = (_k3(logp, logp_rollout, mask) for logp in (live, replayed))
     return {"routing/k3_routing": whole - rest, "routing/k3_rest": rest}

@@ -1,7 +1,7 @@
 """Diagnostics in two steps, so that a result does not depend on how the batch is split.
 
-A `*_rows` function reduces each response to a few numbers. `merge` concatenates the rows of micro-batches and ranks. A `finish_*`
-function reduces the rows of the whole batch: a maximum is then a maximum, and an ESS that of the global batch.
+A `*_rows` function reduces each response to a few numbers, its row. `merge` concatenates the rows of micro-batches and ranks. A
+`finish_*` function reduces the rows of the whole batch, so that a maximum or an effective sample size is that of the whole batch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 Rows = dict[str, Tensor]
-"""Name of a quantity -> one number per response, [B], or one per bin, [B, bins]; fp64 once merged."""
+"""Name of a quantity -> a tensor of one number per response, [B], or one per response and bin, [B, bins]; fp64 once merged."""
 
 
 def merge(parts: Sequence[Rows]) -> Rows:
@@ -22,7 +22,7 @@ def merge(parts: Sequence[Rows]) -> Rows:
 
 
 def row_sum(values: Tensor) -> Tensor:
-    """Sum of each row, pairwise in the dtype of `values`, so that the error is no larger than the rounding of the values."""
+    """Sum of each row, in the dtype of `values`. Pairwise summation keeps the error within the rounding of the values."""
     return values.sum(-1)
 
 
@@ -35,15 +35,15 @@ SUMS = ("off", "off_sq", "sum", "sum_sq")
 
 
 def sums(values: Tensor, off: Tensor) -> Rows:
-    """Sums over each row of `values` and of `off`, and of their squares. off: `values` less their value for equal policies."""
+    """Sums over each row of `values` and of `off`, and of their squares. off: `values` less their value where π = μ."""
     return {"off": row_sum(off), "off_sq": squares(off), "sum": row_sum(values), "sum_sq": squares(values)}
 
 
 class Moments(NamedTuple):
-    """Mean and variance of a quantity over tokens.
+    """Mean and variance over tokens of one quantity, such as a ratio, or of several along the leading dimensions.
 
-    row, row_off [..., B]: mean of each response, and this mean less the quantity's value for equal policies. mean, variance
-    [...]: over all tokens of the batch. off [...]: the mean less the value for equal policies.
+    row, row_off [..., B]: mean over the tokens of each response, and this mean less the quantity's value where π = μ. mean,
+    variance [...]: over all tokens of the batch. off [...]: `mean` less the value where π = μ.
     """
 
     row: Tensor
@@ -56,10 +56,10 @@ class Moments(NamedTuple):
 def moments(rows: Rows, n: Tensor, centre: Tensor) -> Moments:
     """Mean and variance of a quantity from the rows [..., B] that `sums` makes over the n [B] tokens of each response.
 
-    centre [..., 1]: the quantity's value for equal policies, which the sums `off` and `off_sq` have subtracted.
+    centre [..., 1]: the quantity's value where π = μ, already subtracted from the values that `off` and `off_sq` sum up.
 
-    Near the centre a sum of values would lose their spread to rounding. Near 0, where a weight may be 1e-9, a sum of values − 1
-    would lose the values. Each response takes the sums that lose less. The variance is the variance within responses plus that of
+    Near the centre, a sum of values would lose their spread to rounding. Near 0, where a weight may be 1e-9, a sum of values − 1
+    would lose the values. For each response the sums that lose less are used. The variance is that within responses plus that of
     the responses' means, so that no two large numbers are subtracted.
     """
     tokens, size = n.sum(-1).clamp(min=1), n.clamp(min=1)
@@ -80,24 +80,24 @@ def count(flags: Tensor) -> Tensor:
 
 
 def highest(values: Tensor, mask: Tensor) -> Tensor:
-    """The largest value of each row over `mask`; −∞ for an empty row."""
+    """The largest of `values` in each row where `mask` is True; −∞ for a row without such a value."""
     if not values.shape[-1]:
         return values.new_full(values.shape[:-1], -torch.inf)
     return torch.where(mask, values, -torch.inf).amax(-1)
 
 
 def lowest(values: Tensor, mask: Tensor) -> Tensor:
-    """The smallest value of each row over `mask`; ∞ for an empty row."""
+    """The smallest of `values` in each row where `mask` is True; ∞ for a row without such a value."""
     return -highest(-values, mask)
 
 
 def extreme(values: Tensor, present: Tensor) -> Tensor:
-    """The largest value over the responses that have tokens, along the last dimension; 0 when there is none."""
+    """The largest of `values` [..., B] over the responses that have tokens, `present` [B]; 0 when none has."""
     return torch.where(present.any(), highest(values, present), 0.0)
 
 
 def mean_present(values: Tensor, present: Tensor) -> Tensor:
-    """Mean over the responses that have tokens, along the last dimension; 0 when there is none."""
+    """Mean of `values` [..., B] over the responses that have tokens, `present` [B]; 0 when none has."""
     return torch.where(present, values, 0.0).sum(-1) / present.sum().clamp(min=1)
 
 

@@ -1,4 +1,4 @@
-"""Share of truncated weights at their cap: weights that all equal the cap scale the loss and correct nothing."""
+"""Share of truncated importance weights at their cap: if all equal the cap, they only scale the loss and correct nothing."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from algos.ratios import at_level
 
 
 def saturation(pairs: LogpPairs, level: str, cap: float) -> float:
-    """Share of tokens whose weight min(ρ, cap) equals the cap, with ρ at `level` of `ratios.LEVELS`; 0 without a token.
+    """Share of tokens whose weight min(ρ, cap) equals the cap, with ρ = π/μ per token or at another level; 0 without a token.
 
-    Raises ValueError on an unknown level or missing segments.
+    level: one of `ratios.LEVELS`. Raises ValueError on an unknown level or missing segments.
     """
     if not len(pairs):
         return 0.0

@@ -1,4 +1,4 @@
-"""Regression of log π on log μ: shows another temperature in one column, or another base of the logarithm."""
+"""Regression of log π on log μ, which shows whether one of them has another temperature or another base of the logarithm."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from torch import Tensor
 from algos.diagnostics.pairs import LogpPairs, clustered_mean, logit
 
 SATURATED = 9.0
-"""Bound of |logit| above which fp32 rounding of 1 − p moves a logit: a token of probability 0.9999 or more."""
+"""Tokens with a larger |log p − log(1 − p)| are left out: from p = 0.9999 on, fp32 rounding of 1 − p moves this logit."""
 
 
 def slope(pairs: LogpPairs) -> dict[str, float]:
-    """Slopes of logit π on logit μ and of log π on log μ, and the relative difference of their mean surprise.
+    """Slopes of logit π on logit μ and of log π on log μ, with logit p = log p − log(1 − p), and the difference in mean surprise.
 
-    temperature, temperature_error: b of logit π = a + b·logit μ by least squares over tokens with |logit| ≤ 9 in both columns,
-    and its error, clustered over prompts. With a vocabulary of two tokens log-softmax(z/T) has logit z/T, so b = T_μ/T_π exactly;
-    with more it is near. Rounding moves all logits alike and leaves b near 1, less its variance over that of logit μ.
+    temperature, temperature_error: b of logit π = a + b·logit μ by least squares over tokens with both |logit| ≤ 9, and its
+    error, clustered over prompts. T_μ and T_π being the temperatures of sampler and trainer, b = T_μ/T_π exactly for a vocabulary
+    of two tokens, where log-softmax(z/T) has logit z/T; for more tokens nearly so. Rounding moves all logits alike and leaves b
+    near 1: below it by about (variance of the rounding)/(variance of logit μ).
     temperature_explained: the share of the variance of logit π − logit μ that this line explains.
-    temperature_drop: relative difference of the mean surprise, E[−log π]/E[−log μ] − 1: the difference of the entropies, less a
-    part due to sampling.
-    base: b of log π = b·log μ, least squares. base_left: the share of E[l²] that this line leaves, 1 for b = 1. It is near 0 when
-    one column is in another base, b = ln 2 = 0.693 or ln 10 = 2.303 or their inverse.
+    temperature_drop: relative difference of the mean surprise, E[−log π]/E[−log μ] − 1: that of the entropies up to sampling.
+    base: b of log π = b·log μ by least squares. base_left: the share of E[(log π − log μ)²] that this line leaves, 1 for b = 1.
+    It is near 0 when log π or log μ is in another base; b is then ln 2 = 0.693, ln 10 = 2.303 or an inverse of these.
     """
     mu, pi = logit(pairs.mu), logit(pairs.pi)
     chosen = (mu.abs() <= SATURATED) & (pi.abs() <= SATURATED)
@@ -43,7 +43,7 @@ def slope(pairs: LogpPairs) -> dict[str, float]:
 
 
 def _line(x: Tensor, y: Tensor, cluster: Tensor) -> tuple[float, float, float]:
-    """Least squares: (slope, its clustered error, explained share of the variance of y − x); NaN with fewer than 8 values."""
+    """Regress y on x: (slope, its clustered error, share of the variance of y − x explained); NaN with fewer than 8 values."""
     if len(x) < 8:
         return math.nan, math.nan, math.nan
     centred = x - x.mean()

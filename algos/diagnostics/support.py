@@ -1,4 +1,4 @@
-"""Tests whether one policy has mass where the other has none: top-p, top-k or min-p in one column only."""
+"""Tests whether trainer or sampler has mass where the other has none, as when only one of them uses top-p, top-k or min-p."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from algos.diagnostics.pairs import LogpPairs
 
 
 def support(pairs: LogpPairs) -> dict[str, float]:
-    """Statistics of the share of ratios ρ = π/μ above 1, and of the probability mass that the sampler kept.
+    """Statistics of how many ratios ρ = π/μ exceed 1, and of the probability mass that a sampler with top-p or the like kept.
 
     A sampler cut to a set S of tokens and renormalised has μ = π/π(S) on S. So ρ = π(S) ≤ 1 at every token, and E[ρ] is the mean
     mass that was kept: at least p for top-p sampling.
-    above: share of tokens with ρ > 1. gain, loss: E[(ρ−1)+] and E[(1−ρ)+] of tokens, and one_sided = 1 − gain/loss: 1 where no
-    ratio is above 1, and 0 under the identity. certain: share of tokens with μ = 1 exactly and π below 0.999: a set of one token.
-    certain_mass: mean π of the certain tokens, 1 without one. lowest: the 1 % quantile of the ratios, near p of top-p sampling
-    when nothing else differs.
+    above: share of tokens with ρ > 1. one_sided = 1 − E[(ρ−1)+]/E[(1−ρ)+]: 1 where no ratio is above 1, and 0 where E[ρ] = 1.
+    certain: share of tokens with μ = 1 exactly and π below 0.999, where S is a single token. certain_mass: mean π of these
+    tokens, 1 without one. lowest: the 1 % quantile of ρ, near the p of top-p sampling when nothing else differs.
     """
     off = torch.expm1(pairs.l)
     gain, loss = float(off.clamp(min=0).sum()), float((-off).clamp(min=0).sum())

@@ -1,4 +1,4 @@
-"""Spread of the mismatch over tokens: rounding moves all of them a little, another computation moves some a lot."""
+"""Spread of the mismatch over tokens: rounding moves all probabilities a little, while another computation moves some a lot."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from algos.diagnostics.pairs import LogpPairs
 from algos.diagnostics.places import moved
 
 SURE, DOUBTED = 0.9, 0.5
-"""Thresholds of a flip: a token with a probability above SURE by the sampler and below DOUBTED by the trainer."""
+"""A token flips if the sampler gives it a probability above SURE, and the trainer one below DOUBTED."""
 
 
 def tails(pairs: LogpPairs) -> dict[str, float]:
     """K3 of the batch, its concentration on few tokens, and the share of the sampler's certain tokens that the trainer doubts.
 
-    k3: E[ρ − 1 − l], nats per token. top_share: share of K3 in the 1 % of tokens with the largest K3. kurtosis: E[d⁴]/E[d²]² of
-    d = logit π − logit μ within ±5; 3 for a normal error. typical: median |d|/0.6745, the standard deviation of a normal error,
-    hardly affected by a tail. sure: share of tokens with μ > 0.9. flips: share of these with π < 0.5, which moves a logit by 2.2
-    or more. Rounding in a usual precision gives almost no flips.
+    k3: E[ρ − 1 − log ρ], ρ = π/μ, nats per token. top_share: share of it due to the 1 % of tokens with the largest K3. kurtosis:
+    E[d⁴]/E[d²]² of d = logit π − logit μ within ±5; 3 for a normal error. typical: median |d|/0.6745, the standard deviation of
+    a normal error, hardly affected by a tail. sure: share of tokens with μ > 0.9. flips: share of these with π < 0.5, whose logit
+    moves by 2.2 or more. Rounding in a usual precision gives almost no flips.
     """
     square, doubtful = moved(pairs)
     square = square[doubtful]

@@ -1,4 +1,4 @@
-"""Finds numbers that are no log-probabilities: fill values, floors, missing numbers, and places where nothing was sampled."""
+"""Finds numbers in log μ and log π that are no log-probabilities: fill values, floors, missing numbers, unsampled tokens."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torch import Tensor
 from algos.diagnostics.pairs import LogpPairs
 
 COMMONEST = 8
-"""Number of whole or very low values of a column that are examined, the commonest first."""
+"""Number of suspicious values (whole or very low numbers) of log μ or log π that are examined, the commonest first."""
 FEWEST = 3
-"""Minimum number of tokens at which a fill value occurs."""
+"""Minimum number of tokens at which a value must occur to be called a fill value."""
 FLOOR = -15.0
-"""Bound in nats: a value below it that occurs at several tokens is a floor, such as log 1e-8 = -18.4."""
+"""Bound in nats: a log-probability below it that occurs at several tokens is a floor, such as log 1e-8 = -18.4."""
 IMPOSSIBLE = -100.0
-"""Bound in nats: a token of log μ below it was not sampled, since e⁻¹⁰⁰ is 4e-44."""
+"""Bound in nats: a token whose log μ is below it cannot have been sampled, since e⁻¹⁰⁰ is 4e-44."""
 FAR = 0.5
-"""Minimum mean |log ratio| in nats at a fill value. A token that is certain in both columns has both near 0."""
+"""Minimum mean |log π − log μ| in nats at a fill value, because a token that is certain under both policies has both near 0."""
 
 
 class Fill(NamedTuple):
-    """A fill value, which one column repeats where the other does not. share: share of all tokens that have the value.
+    """A value that one of log μ and log π repeats where the other varies. share: share of all tokens that have the value.
 
-    gap: mean |l| of the tokens with the value, nats. last: share of these tokens that end their response.
+    gap: mean |log π − log μ| of the tokens with the value, nats. last: share of these tokens that end their response.
     """
 
     value: float
@@ -38,13 +38,13 @@ NOTHING = Fill(math.nan, 0.0, 0.0, 0.0)
 
 
 def values(pairs: LogpPairs) -> dict[str, float]:
-    """Repeated values in either column, missing numbers, and constant runs at the ends of responses.
+    """Fill values in log μ or log π, missing numbers, and constant runs at the ends of responses.
 
-    rollout_fill, rollout_fill_share, rollout_fill_gap, rollout_fill_last: value and fields of the `Fill` of the rollout's column;
-    trainer_fill and so on: of the trainer's. NaN, 0, 0, 0 without one.
-    missing: share of masked tokens at which a column is infinite or NaN. impossible: share of tokens with log μ < −100 nats.
-    head, tail: share of tokens in a constant run of two or more at the start or the end of a response, the same in both columns.
-    Such runs are prompt tokens or padding that the mask calls response. inside: share of the other tokens with that constant.
+    rollout_fill, rollout_fill_share, rollout_fill_gap, rollout_fill_last: value and fields of the `Fill` of log μ; trainer_fill
+    and so on: of log π. NaN, 0, 0, 0 without one.
+    missing: share of response tokens whose log μ or log π is infinite or NaN. impossible: share with log μ < −100 nats.
+    head, tail: share of tokens in a run of two or more equal pairs (log μ, log π) at the start or the end of a response. Such
+    runs are prompt tokens or padding that the mask calls response. inside: share of the other tokens with that pair.
     """
     rollout, trainer = fill(pairs.mu, pairs.pi, pairs.left), fill(pairs.pi, pairs.mu, pairs.left)
     head, tail, inside = constant_ends(pairs)
@@ -66,11 +66,11 @@ def values(pairs: LogpPairs) -> dict[str, float]:
 
 
 def fill(column: Tensor, other: Tensor, left: Tensor) -> Fill:
-    """The most frequent value of `column` [n] that is no log-probability; `NOTHING` if there is none.
+    """The most frequent value of `column` [n], log μ or log π, that is no log-probability; `NOTHING` if there is none.
 
-    A value counts if it is a whole number or below `FLOOR`, and if the numbers of `other` at its tokens are mostly distinct and
-    far from it. Equal contexts repeat a number in both columns, and a certain token has 0 in both. left [n]: number of tokens of
-    the response after each token.
+    A value counts if it is a whole number or below `FLOOR`, and if the numbers in `other` [n], log π or log μ, at its tokens are
+    mostly distinct and far from it. Equal contexts repeat a number in both, and a certain token has 0 in both. left [n]: number
+    of the response's tokens after each token.
     """
     unique, counts = column[(column % 1 == 0) | (column < FLOOR)].unique(return_counts=True)
     for i in counts.argsort(descending=True)[:COMMONEST].tolist():
@@ -83,10 +83,10 @@ def fill(column: Tensor, other: Tensor, left: Tensor) -> Fill:
 
 
 def constant_ends(pairs: LogpPairs) -> tuple[float, float, float]:
-    """Shares (head, tail, inside) of tokens in constant runs at starts and ends of responses, and of the constants elsewhere.
+    """Shares of tokens (head, tail, inside): in constant runs at starts of responses, at their ends, and constant elsewhere.
 
     A run is two or more tokens with one pair (log μ, log π), the commonest at that end of the responses. inside: the share of the
-    tokens outside the runs that hold the constant of the head or of the tail, the larger of both.
+    tokens outside the runs that have the pair of the head or of the tail, whichever share is larger.
     """
     head, head_inside = _runs(pairs, pairs.place == 0, backwards=False)
     tail, tail_inside = _runs(pairs, pairs.left == 0, backwards=True)
@@ -94,7 +94,7 @@ def constant_ends(pairs: LogpPairs) -> tuple[float, float, float]:
 
 
 def _runs(pairs: LogpPairs, ends: Tensor, backwards: bool) -> tuple[float, float]:
-    """Share of tokens in runs of the commonest pair of numbers at `ends`, and the share of that pair among the other tokens."""
+    """Share of tokens in runs of the commonest pair (log μ, log π) at `ends` [n] bool, and that pair's share of other tokens."""
     if not len(pairs):
         return 0.0, 0.0
     unique, counts = torch.stack([pairs.mu[ends], pairs.pi[ends]], -1).unique(dim=0, return_counts=True)

@@ -2,7 +2,7 @@
 
     diagnose(batch) -> Diagnosis(kind, fault, question, evidence, check, severity, strength, statistics, power)
 
-A fault is a plug-in. Add one with `register`, or name it in the entry-point group `faultline.faults`.
+A fault is a plug-in. Add one with `FAULTS.register`, or as an entry point of the group `faultline.faults`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A fault of logged log-probabilities: its signature over statistics, a sentence of evidence, and where to look for it."""
+"""A fault of logged log-probabilities: how a batch's statistics reveal it, a sentence of evidence, and where its cause may be."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Literal
 from algos.diagnostics.evidence import Statistics
 
 Question = Literal["a", "b", "c"]
-"""The question that a fault answers. a: the logged numbers are not the sampler's. b: they are, but the difference is not
-rounding. c: the difference is rounding."""
+"""Key of the statement that a fault supports. a: the logged numbers are not the sampler's. b: they are, but their difference from
+the trainer's is not rounding. c: the difference is rounding."""
 QUESTIONS: dict[Question, str] = {
     "a": "the logged numbers are not the sampler's",
     "b": "the numbers are the sampler's, but the difference is not rounding",
@@ -19,21 +19,21 @@ QUESTIONS: dict[Question, str] = {
 }
 
 SURE = 4.0
-"""Normal deviates that a test requires: 6e-5 by chance, and 3.9 was the maximum in 265 dumps without a fault."""
+"""Normal deviates that a test requires. Chance gives them with probability 6e-5; 265 dumps without a fault had at most 3.9."""
 SIZE = 0.004
-"""Minimum |E[ρ] − 1| for a broken identity: with few prompts a smaller deviation occurs without a fault."""
+"""Minimum |E[ρ] − 1|, ρ = π/μ, for a broken identity E[ρ] = 1: with few prompts a smaller deviation occurs without a fault."""
 OFF = 0.05
-"""Minimum |b − 1| of the slope b of logit π on logit μ that shows another temperature; 0.043 was the maximum without a fault."""
+"""Minimum |b − 1|, b the slope of logit π on logit μ, that shows another temperature; 0.043 was the maximum without a fault."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A named fault.
+    """A named fault of logged log-probabilities.
 
-    question: the key of `QUESTIONS` that the fault answers. order: faults of one question are tried in ascending order, so the
-    specific ones have low numbers. signature: statistics -> strength ≥ 1 where the fault is present, None where it is not. The
-    strength says how far the statistics are beyond their thresholds. evidence: statistics -> a sentence with numbers. check:
-    program -> where to look in it, with the name of the config key.
+    question: the key of `QUESTIONS` whose statement holds under the fault. order: faults of one question are tried in ascending
+    order, so the specific ones have low numbers. signature: statistics -> strength ≥ 1 where the fault is present, else None. The
+    strength says how far the statistics are beyond their thresholds. evidence: statistics -> a sentence with numbers. check: name
+    of a program -> where to look in it, with the name of the config key.
     severity: critical (nothing learned from this batch is right), high (biased), note (no fault). sources: where the config keys
     and known cases were read.
     """
@@ -49,17 +49,17 @@ class Fault:
 
 
 def beyond(*parts: float) -> float | None:
-    """The smallest of `parts`, each a statistic divided by its threshold; None if one is below 1 or NaN."""
+    """The smallest of `parts`, each of which is a statistic divided by its threshold; None if any is below 1 or NaN."""
     return min(parts) if all(part >= 1 for part in parts) else None
 
 
 def broken(s: Statistics) -> float | None:
-    """Strength of a broken identity E[ρ] = 1, the smaller of |z|/`SURE` and |E[ρ] − 1|/`SIZE`; None below 1."""
+    """How clearly E[π/μ] = 1 fails: the smaller of |z|/`SURE` and |E[π/μ] − 1|/`SIZE`, z the deviate from 1; None if below 1."""
     return beyond(abs(s["identity/z"]) / SURE, abs(s["identity/mean"] - 1) / SIZE)
 
 
 def excess(s: Statistics) -> float:
-    """The batch's K3 divided by the largest K3 that rounding explains."""
+    """The batch's mismatch K3 (nats per token) divided by the largest K3 that rounding explains."""
     return s["tails/k3"] / s["size/k3_most"]
 
 
@@ -74,4 +74,4 @@ SKYRL = "NovaSky-AI/SkyRL a9564572e"
 TRL = "huggingface/trl f2cd57710"
 PRIME = "PrimeIntellect-ai/prime-rl 559b44772"
 VLLM = "vllm 0.32"
-"""Versions of the frameworks in which the names of the config keys were read."""
+"""The constants from VERL to VLLM are the versions of frameworks in which the names of the config keys were read."""

@@ -1,14 +1,14 @@
-"""Fault `cache`: sampler and trainer compute differently from some place in the response on."""
+"""Fault `cache`: sampler and trainer compute differently from some token of the response on, as with a wrong KV cache."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, SKYRL, VERL, VLLM, Fault, beyond, ratio
 
 TIMES = 4.0
-"""Minimum mean squared move of the logits from the onset on, divided by that before it. Without a fault 3.8 was the maximum of
-dense models, and 10 of a mixture of experts, with a z of 3.7."""
+"""Minimum quotient of mean (logit π − logit μ)² from the onset on and before it. Without a fault, 3.8 was the maximum of dense
+models, and 10 that of a mixture of experts, with a z of 3.7."""
 SURE = 5.0
 PLACE = 4
-"""Minimum number of tokens before the onset: the first tokens of a response may be easy."""
+"""Minimum number of tokens before the onset of the fault, because the first tokens of a response may be easy to predict."""
 
 
 def _signature(s: Statistics) -> float | None:

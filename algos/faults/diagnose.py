@@ -19,10 +19,10 @@ UNKNOWN = "not explained by rounding"
 class Diagnosis(NamedTuple):
     """A diagnosis of the log-probabilities of a batch.
 
-    kind: consistent (rounding explains them), fault (a named one), or unknown (no signature fits, but rounding does not explain
-    them). fault: the name of the fault, or of a note with kind consistent. question: a key of `base.QUESTIONS`. evidence: a
-    sentence. check: program -> where to look. strength: the signature's, ≥ 1, or 0 without one. power: the smallest |E[ρ] − 1|
-    that this batch could reveal.
+    kind: consistent (rounding explains the mismatch), fault (a named one), or unknown (no fault's signature fits, nor does
+    rounding). fault: name of the fault, or of a note with kind consistent. question: a key of `base.QUESTIONS`. evidence: a
+    sentence. check: program -> where to look in it. strength: how far the statistics are beyond the fault's thresholds, ≥ 1, or 0
+    without a fault. power: the smallest |E[π/μ] − 1| that this batch could reveal.
     """
 
     kind: Literal["consistent", "fault", "unknown"]
@@ -43,21 +43,20 @@ class Diagnosis(NamedTuple):
 def diagnose(
     batch: Batch,
     *,
-    precision: str | None = None,
-    baseline: float | None = None,
+    usual: str | float | None = None,
     lag: Tensor | None = None,
     tokens: Tensor | None = None,
     entropy: Tensor | None = None,
 ) -> Diagnosis:
-    """The diagnosis of a batch with logp_old: the first fault that fits, in the order of `QUESTIONS`.
+    """The diagnosis of a batch's log-probabilities: the first fault that fits, in the order of `base.QUESTIONS`.
 
-    precision: the sampler's, a name of `rounding.K3`; without it K3 is compared with the coarsest format's. baseline: K3 of a
-    dump without a fault of the same model, which replaces that of the precision. lag [B, T]: number of versions that each token's
-    weights are known to be behind; known old weights are no fault. tokens [B, T]: ids, which identify repeated samples exactly.
-    entropy [B, T]: H(π_old) of each token in nats, which shows tokens of another sampler. Raises ValueError without logp_old.
+    usual: the sampler's precision, a key of `rounding.K3`, or the K3 of a dump that the same model wrote without a fault; without
+    it K3 is compared with the coarsest format's. lag [B, T]: number of versions by which each token's
+    weights are known to be old, which is no fault. tokens [B, T]: ids, which identify repeated samples exactly. entropy [B, T]:
+    H(π_old) of each token in nats, which reveals another sampler's tokens. Raises ValueError without `logp_old`.
     """
     found = statistics(batch, tokens, entropy)
-    found["size/k3_most"] = rounding.most(precision, baseline)
+    found["size/k3_most"] = rounding.most(usual)
     found["size/lag"] = found["size/lag_spread"] = 0.0
     if lag is not None and bool(batch.mask.any()):
         known = torch.where(batch.mask, lag, 0)
@@ -67,7 +66,7 @@ def diagnose(
 
 
 def judge(found: Statistics) -> Diagnosis:
-    """The diagnosis from the statistics that `diagnose` computes."""
+    """The diagnosis of a batch from its statistics by name, which `diagnose` computes."""
     error = found["identity/error"]
     power = max(SIZE, SURE * error) if error == error else float("inf")
     plugins: list[Fault] = sorted(
@@ -88,7 +87,7 @@ def judge(found: Statistics) -> Diagnosis:
 
 
 def _unexplained(found: Statistics) -> tuple[str, str] | None:
-    """The question and a sentence of evidence if rounding does not explain the statistics; None if it does."""
+    """The key of `QUESTIONS` and a sentence of evidence if rounding does not explain the statistics; None if it does."""
     if broken(found):
         cause = f"{QUESTIONS['a']}, or responses were filtered out of the batch"
         return "a", f"{UNKNOWN}: the mean ratio is {found['identity/mean']:.4f} (z {found['identity/z']:.1f}) and not 1; {cause}"

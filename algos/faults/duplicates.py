@@ -1,12 +1,12 @@
-"""Fault `duplicates`: equal rows occur in the batch more often than the sampler gives."""
+"""Fault `duplicates`: equal responses occur in the batch more often than sampling would produce them."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import SURE, Fault, beyond
 
 TIMES, FEWEST = 1.35, 10.0
-"""Minimum number of pairs of equal rows: TIMES the expected number plus FEWEST. Without a fault 1.1 times was the maximum."""
+"""Minimum number of pairs of equal responses: TIMES the expected number plus FEWEST. Without a fault 1.1 times was the most."""
 MANY = 3.0
-"""Multiple of the expected number of pairs that suffices instead of TIMES where too few prompts give no standard error."""
+"""Multiple of the expected number of equal pairs that suffices where there are too few prompts for a standard error."""
 SHARE = 0.03
 """Minimum share of responses that repeat an earlier one."""
 

@@ -1,10 +1,10 @@
-"""Fault `fill`: a column holds numbers that are no log-probabilities."""
+"""Fault `fill`: log μ or log π of a batch holds numbers that are no log-probabilities."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import SKYRL, VERL, VLLM, Fault
 
 FEWEST = 3
-"""Minimum number of tokens that hold the fill value."""
+"""Minimum number of tokens that hold the fill value for the fault to be reported."""
 
 
 def _side(s: Statistics) -> str | None:

@@ -1,11 +1,11 @@
-"""Fault `layer`: the mismatch is larger than rounding everywhere, as when some weights were not loaded."""
+"""Fault `layer`: the mismatch exceeds rounding at all positions of responses, as when some weights were not loaded."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import SKYRL, VERL, VLLM, Fault, beyond, excess, ratio
 
 FLAT = 3.0
 KURTOSIS = 20.0
-"""FLAT: maximum ratio of the first tokens' mismatch to the rest's, and of the inverse ratio. KURTOSIS: maximum kurtosis of
+"""FLAT: maximum quotient of the mismatch at first and at later tokens, either way. KURTOSIS: maximum kurtosis of
 logit π − logit μ; above it a few tokens carry the mismatch."""
 
 

@@ -1,4 +1,4 @@
-"""Fault `log_base`: one column is in logarithms of another base."""
+"""Fault `log_base`: log μ or log π is not in natural logarithms but in base 2 or 10."""
 
 import math
 
@@ -7,14 +7,14 @@ from algos.faults.base import Fault, beyond
 
 BASES = {"2": math.log(2), "10": math.log(10)}
 NEAR = 0.06
-"""Maximum relative distance of the slope of log π on log μ from that of base 2 or base 10."""
+"""Maximum relative distance of the slope of log π on log μ from the slope that base 2 or base 10 gives."""
 LEFT = 0.15
-"""Maximum share of the mismatch that the line log π = b·log μ may leave. 0.63 was the minimum without a fault, 0.21 with
-another temperature."""
+"""Maximum share of E[(log π − log μ)²] that the line log π = b·log μ may leave. 0.63 was the minimum without a fault, 0.21 that
+with another temperature."""
 
 
 def _guess(s: Statistics) -> tuple[str, str, float]:
-    """The column and base whose slope of log π on log μ is nearest to the measured one: (column, base, relative distance)."""
+    """The column and base that would best give the measured slope of log π on log μ: (column, base, relative distance)."""
     slopes = [(column, base, slope) for base, log in BASES.items() for column, slope in (("rollout", log), ("trainer", 1 / log))]
     return min(((column, base, abs(s["slope/base"] / slope - 1)) for column, base, slope in slopes), key=lambda part: part[2])
 

@@ -4,12 +4,12 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import SKYRL, TRL, VERL, Fault, beyond
 
 SHARE = 0.005
-"""Minimum share of tokens in constant runs; it was 0 in every dump without a fault."""
+"""Minimum share of tokens in constant runs at an end of responses; it was 0 in every dump without a fault."""
 INSIDE = 0.05
-"""Share of the tokens outside constant runs that hold the run's constant. From this share on, a run is no evidence."""
+"""If the constant of the runs makes up this share of the tokens outside the runs, or more, the runs are no evidence."""
 
 ODDS = 0.1
-"""Least probability with which a prompt's samples may share leading tokens; below it these are prompt tokens."""
+"""Leading tokens that all samples of a prompt share are prompt tokens if sampling gives this with a lower probability."""
 
 
 def _signature(s: Statistics) -> float | None:

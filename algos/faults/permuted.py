@@ -1,13 +1,13 @@
-"""Fault `permuted`: rows of one column belong to other responses."""
+"""Fault `permuted`: rows of log μ or log π belong to other responses of the batch."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import Fault, beyond, ratio
 
 SHARE = 0.06
-"""Minimum share of responses that fit another row; 0.039 was the maximum without a fault, on a task of few values."""
+"""Minimum share of responses whose log μ fits another row of log π; 0.039, on a task of few values, was the most without one."""
 LOST = 0.75
-"""Minimum of (1 − r)/share, with r the correlation of the columns and the share of permuted responses. Permuted rows are
-uncorrelated, so their share lowers r by as much. Old weights that made some rows fit elsewhere had 0.69."""
+"""Minimum of (1 − r)/share, with r the correlation of log μ and log π and the share of permuted responses. Permuted rows are
+uncorrelated, so their share lowers r by as much. Old weights that made some rows fit other rows had 0.69."""
 
 
 def _signature(s: Statistics) -> float | None:

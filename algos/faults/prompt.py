@@ -4,12 +4,12 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, SKYRL, SURE, TRL, VERL, VLLM, Fault, beyond, excess, ratio
 
 TIMES, TIMES_IN_EXCESS = 2.0, 1.3
-"""Minimum mean squared move of the logits of the first four tokens, divided by that of later tokens. 2.7 with a z of 2.3 was the
-maximum without a fault. TIMES_IN_EXCESS holds where K3 is beyond rounding."""
+"""Minimum quotient of mean (logit π − logit μ)² of the first four tokens and of later ones. 2.7 with a z of 2.3 was the maximum
+without a fault. TIMES_IN_EXCESS holds where the mismatch K3 is beyond rounding."""
 SURE_IN_EXCESS = 1.5
 WRONG = 1.0
-"""Mean squared move of later tokens, in square logits, from which on the rules for a K3 within rounding hold in excess too: a
-response mends a wrong prompt as it becomes the context, so later tokens that move as much were computed wrongly themselves."""
+"""Mean (logit π − logit μ)² of later tokens from which on TIMES_IN_EXCESS no longer replaces TIMES: a response mends a wrong
+prompt as it becomes the context, so later tokens that move as much were computed wrongly themselves."""
 
 
 def _signature(s: Statistics) -> float | None:

@@ -1,10 +1,10 @@
-"""Fault `raw_logprobs`: the sampler logs its probabilities from before the temperature."""
+"""Fault `raw_logprobs`: the sampler logs its probabilities as they are before it applies the temperature."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import OFF, PRIME, SIZE, SKYRL, SURE, TRL, VERL, VLLM, VLLM_MODE, Fault, beyond
 
 EXPLAINED = 0.2
-"""Minimum share of the variance of logit π − logit μ that the regression line with slope `slope/temperature` explains."""
+"""Minimum share of the variance of logit π − logit μ that the regression of logit π on logit μ explains."""
 
 
 def _signature(s: Statistics) -> float | None:

@@ -1,13 +1,13 @@
-"""Fault `sampler`: the tokens were drawn with other probabilities than the logged ones."""
+"""Fault `sampler`: the tokens were drawn with probabilities that differ from the logged ones."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import SKYRL, SURE, TRL, VERL, VLLM, VLLM_MODE, Fault, beyond
 from algos.faults.truncated_sampling import ONE_SIDED
 
 DRAWN = 4.5
-"""Minimum |z| at which samples of a prompt agree more or less often than the logged probabilities allow."""
+"""Minimum normal deviate |z| of how often samples of a prompt agree, from what the logged probabilities give."""
 NATS = 0.01
-"""Minimum |surprise − entropy| in nats per token: entropies in BF16 are off by as much."""
+"""Minimum |mean −log π − mean entropy of π| in nats per token: entropies in BF16 are off by as much."""
 
 
 def _surprised(s: Statistics) -> float | None:

@@ -1,10 +1,10 @@
-"""Fault `shift`: one column is a token ahead of the other."""
+"""Fault `shift`: log μ and log π are out of step by one token."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, Fault, beyond
 
 SHARE = 0.05
-"""Minimum share of responses that fit one token apart; it was 0 in every dump without a fault."""
+"""Minimum share of responses whose log μ and log π fit one token apart; it was 0 in every dump without a fault."""
 
 
 def _signature(s: Statistics) -> float | None:

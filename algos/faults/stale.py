@@ -1,13 +1,13 @@
-"""Fault `stale`: the sampler's weights are older than reported."""
+"""Fault `stale`: the weights with which the sampler generated are older than reported."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, SKYRL, TRL, VERL, Fault, beyond
 
 CORRELATION = 0.37
-"""Minimum correlation of a response's mean log ratio with its advantage; 0.335 was the maximum of fresh weights."""
+"""Minimum correlation of a response's mean log π − log μ with its advantage; 0.335 was the maximum of fresh weights."""
 SURE = 4.5
 EXPLAINED = 0.6
-"""Maximum share of the variance of logit π − logit μ that one slope explains. A larger share means another temperature."""
+"""Maximum share of the variance of logit π − logit μ that a line in logit μ explains. A larger one means another temperature."""
 
 
 def _signature(s: Statistics) -> float | None:

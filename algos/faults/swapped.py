@@ -1,17 +1,17 @@
-"""Fault `swapped`: the two columns are exchanged, or the trainer's policy sampled."""
+"""Fault `swapped`: log μ and log π are exchanged, or the trainer's policy sampled."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import Fault, beyond
 
 SURE = 4.5
-"""Minimum normal deviates of E[ρ] above 1; 3.9 was the maximum without a fault."""
+"""Minimum number of normal deviates of E[π/μ] above 1; 3.9 was the maximum without a fault."""
 LIKELIHOOD = 12.7
-"""Minimum Σ l in nats, where `SURE` is not reached. Without a fault it has odds of at most e^-12.7 = 3e-6, as 4.5 deviates have,
-however heavy the tails are."""
+"""Minimum Σ(log π − log μ) over the batch in nats, where `SURE` is not reached. Without a fault its probability is at most
+e^-12.7 = 3e-6, that of 4.5 deviates, however heavy the tails are."""
 CHI2 = 0.8
-"""Minimum of (E[ρ] − 1)/K3: exchanged columns have E[π/μ] − 1 = χ², about 2·K3."""
+"""Minimum of (E[π/μ] − 1)/K3: if log μ and log π are exchanged, E[π/μ] − 1 is χ², about 2·K3."""
 EXACT = 3.0
-"""Maximum normal deviates of E[1/ρ] from 1: exchanged columns obey E[1/ρ] = 1."""
+"""Maximum number of normal deviates of E[μ/π] from 1, which it is if log μ and log π are exchanged."""
 
 
 def _signature(s: Statistics) -> float | None:

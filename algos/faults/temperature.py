@@ -1,11 +1,11 @@
-"""Fault `temperature`: the trainer computes at another temperature than the sampler, whose logged numbers are right."""
+"""Fault `temperature`: the trainer's temperature differs from that of the sampler, whose logged numbers are right."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import OFF, PRIME, SKYRL, TRL, VERL, VLLM_MODE, Fault, beyond
 
 EXPLAINED = 0.3
-"""Minimum share of the variance of logit π − logit μ that a regression line explains. 0.09 was the maximum without a fault, 0.43
-with old weights."""
+"""Minimum share of the variance of logit π − logit μ that the regression of logit π on logit μ explains. 0.09 was the maximum
+without a fault, 0.43 that with old weights."""
 
 
 def _signature(s: Statistics) -> float | None:

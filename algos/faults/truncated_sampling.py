@@ -4,7 +4,7 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, SIZE, SKYRL, SURE, TRL, VERL, VLLM, Fault, beyond
 
 ONE_SIDED = 0.15
-"""Minimum of 1 − E[(ρ−1)+]/E[(1−ρ)+], the share of the missing mass that ratios above 1 do not offset."""
+"""Minimum of 1 − E[(ρ−1)+]/E[(1−ρ)+], ρ = π/μ: the share of the missing mass that ratios above 1 do not offset."""
 
 
 def _signature(s: Statistics) -> float | None:

@@ -1,10 +1,10 @@
-"""The signature, masking and parameter check that all losses share.
+"""The signature, the masking and the parameter check that all losses share.
 
 Signature: `(logp, logp_prox, advantages, mask, **params) -> TokenLoss`, each tensor [B, T].
 logp: log π_θ in nats, the only tensor that carries a gradient. logp_prox: log-probabilities of the anchor, π_old or μ, in nats;
 None for a loss that does not read it. mask: bool, True on response tokens. params: the keys of the loss's config, keyword-only
-without defaults, with types as in `algos.parameters`. A correction multiplies the result, and `reductions.reduce` makes it a
-scalar.
+without defaults, with types as in `algos.parameters`. The token loss is multiplied by a correction's weights, and
+`reductions.reduce` makes it a scalar.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from algos.parameters import check_values
 
 
 class TokenLoss(NamedTuple):
-    """An unreduced loss, and the tokens on which its bounds act.
+    """The loss of each token, and the tokens on which a bound of the loss acts.
 
-    loss: [B, T], 0 off the mask. clipped: [B, T] bool, where a bound of the loss is active; None for a loss without
-    bounds. capped: [B, T] bool, where that bound is the dual clip or dppo's cap; None without one.
+    loss: [B, T], 0 off the mask. clipped: [B, T] bool, where a bound of the loss is active; None for a loss without bounds.
+    capped: [B, T] bool, where that bound is the dual clip or dppo's cap; None for a loss without these.
     """
 
     loss: Tensor
@@ -32,14 +32,14 @@ class TokenLoss(NamedTuple):
 
 
 def loss(*, anchored: bool, select: Callable[..., Tensor] | None = None) -> Callable:
-    """Return a decorator that makes a loss of a function written as the loss's equation.
+    """Return a decorator that turns a function, written as the equation of a loss, into a loss with masking and checks.
 
     The function receives tensors of one dtype, the widest of the log-probabilities and at least fp32. They are 0 off the mask,
     whatever padding held (NaN included), and only `logp` has a gradient. The result is masked again.
     anchored: whether the function reads `logp_prox`. If not, a run may skip the forward pass that computes it.
     select: `(logp_prox, advantages, mask, **params) -> [B, T] bool`, for a loss that treats some tokens of the whole mini-batch
-    differently. The loss takes the result as its fifth argument; without it, it selects among its own tokens.
-    Raises ValueError when `logp_prox` is missing or a parameter is not of its type, AssertionError on shapes.
+    differently. The loss takes this selection as its fifth argument; if it is not given, the loss selects among its own tokens.
+    The loss raises ValueError on a missing `logp_prox` or a parameter of the wrong type, AssertionError on wrong shapes.
     """
 
     def mark(function: Callable) -> Callable:
@@ -62,7 +62,7 @@ def loss(*, anchored: bool, select: Callable[..., Tensor] | None = None) -> Call
 
 
 def _prepared(logp: Tensor, logp_prox: Tensor | None, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Convert the three tensors to one dtype and set them to 0 off the mask, where NaN·0 would give NaN values and gradients."""
+    """Convert a loss's inputs to one dtype and set them to 0 off the mask, where NaN·0 would give NaN values and gradients."""
     assert logp.ndim == 2 and mask.dtype == torch.bool, (logp.shape, mask.dtype)
     assert logp.shape == advantages.shape == mask.shape, (logp.shape, advantages.shape, mask.shape)
     dtype = torch.promote_types(logp.dtype, torch.float32)

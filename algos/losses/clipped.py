@@ -28,7 +28,7 @@ def ppo(
     c = `dual_clip` > 1 (absolute ratio) or None. Source: arXiv 1707.06347 eq. 7; asymmetric range: DAPO, arXiv
     2503.14476 eq. 10; dual clip: arXiv 1912.09729 eq. 5. Gradient: −A·r·∇log π_θ where not clipped, else 0.
     Limits: at r = 1, or for ε_low = 1, ε_high → ∞ without dual clip, the gradient of −A·r.
-    Raises ValueError on ε < 0, ε_low > 1 or c ≤ 1.
+    Raises ValueError on eps_low or eps_high < 0, eps_low > 1 or dual_clip ≤ 1.
     """
     return TokenLoss(*clipped_surrogate(bounded_exp(logp - logp_prox), advantages, eps_low, eps_high, dual_clip))
 
@@ -36,7 +36,7 @@ def ppo(
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float, dual_clip: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """PPO's surrogate [B, T], the tokens where it differs from −A·r, and those at the dual clip |A|·c (None without one)."""
+    """PPO's loss by ratio r and advantage A, where it differs from −A·r, and where the dual clip (None without) acts, [B, T]."""
     free = -advantages * ratio
     value, capped = torch.maximum(free, -advantages * ratio.clamp(1 - eps_low, 1 + eps_high)), None
     if dual_clip is not None:

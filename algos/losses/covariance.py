@@ -1,9 +1,9 @@
 """Losses that restrain the few tokens whose log-probability and advantage covary most, because learning from them costs entropy.
 
-The means, the count and the ranking run over all tokens of the mini-batch. So `select` chooses once per mini-batch, at the anchor
-π_prox, which is known before the first gradient step. Each micro-batch gets its rows of the result. The papers select at π_θ
-inside the loss, which makes the update depend on the micro-batch size. At θ = θ_prox the two agree. No random generator is used,
-so ranks and restarts agree too.
+Covariances and their ranking concern all tokens of the mini-batch. So tokens are selected once per mini-batch, at the anchor
+π_prox, which is known before the first gradient step. Each micro-batch gets its rows of the selection. The papers select at π_θ
+inside the loss, which makes the update depend on the micro-batch size. At π_θ = π_prox both ways agree. No random generator is
+used, so that all ranks select alike, also after a restart.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Coefficient = Annotated[float, Interval(ge=0, le=1e6), "a coefficient ≥ 0, up 
 
 
 def covariance(logp: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """The covariance (log π_t − mean log π)·(A_t − mean A), means over `mask`, [B, T] fp64, 0 off it: arXiv 2505.22617 sec. 4."""
+    """(log π_t − mean log π)·(A_t − mean A) per token, [B, T] fp64, 0 off the mask; means over `mask`. arXiv 2505.22617 s. 4."""
     tokens = mask.sum().clamp(min=1)
     logp, advantages = torch.where(mask, logp.double(), 0.0), torch.where(mask, advantages.double(), 0.0)
     return torch.where(mask, (logp - logp.sum() / tokens) * (advantages - advantages.sum() / tokens), 0.0)
@@ -32,7 +32,7 @@ def covariance(logp: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
 
 @torch.no_grad()
 def select_band(logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, share: float, lower: float, upper: float, **_):
-    """Select ⌊share·tokens⌋ tokens (at least one) with lower < cov < upper, by a hash of each token's own numbers."""
+    """Select a `share` of all tokens (at least one) among those with lower < covariance < upper, by a hash of their numbers."""
     if not lower < upper:
         raise ValueError(f"loss.lower={lower}: must be a covariance below loss.upper={upper}")
     cov = covariance(logp_prox, advantages, mask)
@@ -41,7 +41,7 @@ def select_band(logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, share: f
 
 @torch.no_grad()
 def select_top(logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, share: float, **_):
-    """Select the ⌊share·tokens⌋ tokens (at least one) with the largest covariance of log-probability and advantage."""
+    """Select the `share` of all tokens (at least one token) with the largest covariance of log-probability and advantage."""
     return _first(-covariance(logp_prox, advantages, mask), mask, mask, share)
 
 
@@ -54,10 +54,10 @@ def clip_cov(
 
     L = 0 on selected tokens, elsewhere L_ppo (no dual clip)
 
-    where the selection is `share` of all tokens among those with `lower` < cov < `upper` (nats·advantage), made by `select_band`
-    on the whole mini-batch and passed as `selected` [B, T]; all else as in `ppo`. Source: arXiv 2505.22617 section 4, Clip-Cov.
-    Gradient: that of `ppo`, 0 on selected tokens.
-    Limits: an empty band is `ppo`. Raises ValueError on ε < 0, ε_low > 1, share outside (0, 1], lower ≥ upper.
+    where `selected` [B, T] is a `share` of all tokens among those with `lower` < covariance < `upper`, in nats times advantage.
+    `select_band` chooses them on the whole mini-batch; all else is as in `ppo`. Source: arXiv 2505.22617 section 4, Clip-Cov.
+    Gradient: that of `ppo`, 0 on selected tokens. Limits: with no token between the bounds it is `ppo`.
+    Raises ValueError on eps_low or eps_high < 0, eps_low > 1, share outside (0, 1], lower ≥ upper.
     """
     value, clipped, _ = clipped_surrogate(bounded_exp(logp - logp_prox), advantages, eps_low, eps_high)
     return TokenLoss(torch.where(selected, 0.0, value), clipped | selected)
@@ -72,17 +72,17 @@ def kl_cov(
 
     L = −A·r + coef·|log r|·1{selected}
 
-    where r = π_θ/π_prox (`logp`, `logp_prox`), A = `advantages`, the selection is the `share` of all tokens with the
-    largest covariance, made by `select_top` on the whole mini-batch and passed as `selected` [B, T]; `coef` ≥ 0 per
-    nat. Source: arXiv 2505.22617 section 4, KL-Cov. Gradient: (−A·r + coef·sign(log r)·1{selected})·∇log π_θ.
-    Limits: coef = 0 the gradient of −A·r. Raises ValueError on share outside (0, 1] or coef < 0.
+    where r = π_θ/π_prox (`logp`, `logp_prox`), A = `advantages`, `coef` ≥ 0 per nat, and `selected` [B, T] is the `share` of
+    all tokens with the largest covariance of log π_prox and A, which `select_top` chooses on the whole mini-batch. Source: arXiv
+    2505.22617 section 4, KL-Cov. Gradient: (−A·r + coef·sign(log r)·1{selected})·∇log π_θ. Limits: coef = 0 leaves the gradient
+    of −A·r. Raises ValueError on share outside (0, 1] or coef < 0.
     """
     log_r = logp - logp_prox
     return TokenLoss(-advantages * bounded_exp(log_r) + torch.where(selected, coef * log_r.abs(), 0.0))
 
 
 def _first(keys: Tensor, candidates: Tensor, mask: Tensor, share: float) -> Tensor:
-    """The ⌊share·tokens⌋ candidates with the smallest keys: at least one, at most all of them. Equal keys go together."""
+    """Select the candidates with the smallest keys: ⌊share·tokens of the mask⌋, at least one. Equal keys go together."""
     worst = torch.iinfo(keys.dtype).max if keys.dtype == torch.int64 else torch.inf
     ranked = torch.where(candidates, keys, worst).flatten().sort().values
     if not ranked.numel():
@@ -93,7 +93,7 @@ def _first(keys: Tensor, candidates: Tensor, mask: Tensor, share: float) -> Tens
 
 
 def _hash(first: Tensor, second: Tensor) -> Tensor:
-    """A pseudo-random number in [0, 2³¹) from the bits of two fp32 numbers, so that it does not depend on any order."""
+    """A pseudo-random number in [0, 2³¹) from the bits of two fp32 numbers, so that it does not depend on the order of tokens."""
     bits = first.float().view(torch.int32).long() * 0x9E3779B1 + second.float().view(torch.int32).long() * 0x85EBCA6B
     bits = (bits ^ (bits >> 15)) & 0xFFFFFFFF
     return ((bits * 0x2C1B3C6D) ^ (bits >> 12)) & 0x7FFFFFFF

@@ -1,4 +1,4 @@
-"""Losses with a ratio of the whole prefix: the product of the token ratios up to this token, or a substitute for it."""
+"""Losses with a ratio of a token's whole prefix: the product of the token ratios up to the token, or a substitute for it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def ctpo(
     L = max(−A·s, −A·clip(s, e^(−low·t^p), e^(high·t^p))), and where A < 0: L = min(L, −A·e^(c·t^p)),
     s_t = sg(Π_{τ ≤ t} r_τ)·π_θ(t)/sg(π_θ(t))
 
-    where r = π_θ/π_prox (`logp`, `logp_prox`), t counts the tokens of `mask` from 1, A = `advantages`; low, high, c =
-    `log_low`, `log_high`, `log_dual_clip` in nats, c None for none; p = `power`. The spread of a sum of t log ratios
-    grows as √t, hence p = ½. Source: arXiv 2605.07331; numbers and the form of the window are those of its authors'
-    code, horizon-llm/CTPO `cum-token-cumprod-la`. Gradient: −A·s·∇log π_θ where not clipped.
-    Limits: at θ = θ_prox the gradient of `ppo`; without bounds −A·Π_{τ ≤ t} r, the exact correction of a token's prefix.
+    where r = π_θ/π_prox (`logp`, `logp_prox`), t counts the tokens of `mask` from 1, sg stops the gradient, A = `advantages`;
+    low, high, c = `log_low`, `log_high`, `log_dual_clip` in nats, c None for no dual clip; p = `power`. The spread of a sum of t
+    log ratios grows as √t, hence p = ½. Source: arXiv 2605.07331; the form and the numbers of the window are those of its
+    authors' code, horizon-llm/CTPO `cum-token-cumprod-la`. Gradient: −A·s·∇log π_θ where not clipped.
+    Limits: at π_θ = π_prox the gradient of `ppo`; without bounds −A·Π_{τ ≤ t} r, the exact correction of a token's prefix.
     """
     log_s = at_level((logp - logp_prox).detach(), mask, "prefix").clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     ratio = log_s.exp() * (1 + logp - logp.detach())
@@ -54,9 +54,9 @@ def minpro(
 
     L = −sg(clip(m·r, lower, upper))·A·log π_θ,  m_t = min_{τ < t} r_τ, 1 at the first token
 
-    where r = π_θ/π_prox (`logp`, `logp_prox`), the tokens are those of `mask`, A = `advantages`, `lower`, `upper` absolute
-    ratios, sg stops the gradient. m·r is exact at the first two tokens. Source: MinPRO, arXiv 2601.22718; the equation was taken
-    from a survey that quotes it, and the paper's bounds were not found. Gradient: −clip(m·r)·A·∇log π_θ.
+    where r = π_θ/π_prox (`logp`, `logp_prox`), t counts the tokens of `mask`, A = `advantages`, `lower`, `upper` absolute ratios,
+    sg stops the gradient. At the first two tokens m·r is the exact product. Source: MinPRO, arXiv 2601.22718; the equation was
+    taken from a survey that quotes it, and the paper's bounds were not found. Gradient: −clip(m·r)·A·∇log π_θ.
     Limits: at r = 1 the gradient of `pg`; where every earlier ratio is 1 or a response has one token, `cispo`.
     """
     log_r = torch.where(mask, (logp - logp_prox).detach(), torch.inf)

@@ -1,7 +1,7 @@
-"""Losses with the length-normalised ratio of the response, straight-through, so that advantages may differ by token.
+"""Losses with the length-normalised ratio of the response, in a token form that lets advantages differ by token.
 
-The ratio has the value of the response and the gradient of the token. With equal advantages in a row and a mean over its tokens,
-its gradient equals that through the mean (GSPO's remark on GSPO-token). A token weight acts on its own token only.
+The ratio at a token has the value of the response's ratio but the gradient of the token's own log-probability. If all tokens of a
+response share an advantage and are averaged, the gradient equals that through the response's ratio (GSPO's remark on GSPO-token).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def gspo(
     where r = π_θ/π_prox (`logp`, `logp_prox`), the mean is over the response's tokens (`mask`), A = `advantages` [B,
     T], ε = `eps_low`, `eps_high` (offsets from ratio 1), sg stops the gradient. Source: arXiv 2507.18071 eq. 5 to 7,
     token form eq. 13 and 14. Gradient: −A·s·∇log π_θ where not clipped. The paper reduces by seq_mean_token_mean.
-    Limits: at θ = θ_prox the gradient of `ppo`; for A constant in a row, the gradient through the mean ratio.
-    Raises ValueError on ε < 0 or ε_low > 1.
+    Limits: at π_θ = π_prox the gradient of `ppo`; for one A per response, the gradient through the response's ratio.
+    Raises ValueError on eps_low or eps_high < 0, or eps_low > 1.
     """
     ratio = _straight_through(at_level((logp - logp_prox).detach(), mask, "geometric"), logp)
     return TokenLoss(*clipped_surrogate(ratio, advantages, eps_low, eps_high))
@@ -43,9 +43,9 @@ def luspo(
 
     L = n·L_gspo
 
-    where n = tokens of the response in `mask`; all else as in `gspo`. Source: arXiv 2602.05261. Gradient: n times that of `gspo`.
-    Limit: with reduce=seq_mean_token_mean it equals `gspo` with reduce=seq_mean_token_sum. Use seq_mean_token_mean, or the length
-    counts twice. Raises ValueError on ε < 0 or ε_low > 1.
+    where n is the number of the response's tokens in `mask`; all else as in `gspo`. Source: arXiv 2602.05261. Gradient: n times
+    that of `gspo`. Limit: with reduce=seq_mean_token_mean it equals `gspo` with reduce=seq_mean_token_sum. Use
+    seq_mean_token_mean, or the length counts twice. Raises ValueError on eps_low or eps_high < 0, or eps_low > 1.
     """
     value, clipped, _ = gspo(logp, logp_prox, advantages, mask, eps_low=eps_low, eps_high=eps_high)
     return TokenLoss(mask.sum(-1, keepdim=True) * value, clipped)
@@ -57,10 +57,10 @@ def gmpo(logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, l
 
     L = −A·g,  g = exp(mean_τ log c_τ),  c = min(r, upper) where A ≥ 0, max(r, lower) where A < 0
 
-    where r = π_θ/π_prox (`logp`, `logp_prox`), A = `advantages`, `lower`, `upper` absolute ratios (the paper's
-    e^{±0.4}). Source: arXiv 2507.20673 section 3. Gradient: −A·g·∇log π_θ on tokens that are not clipped, straight
-    through as in `gspo`. The paper reduces by seq_mean_token_mean.
-    Limits: at θ = θ_prox the gradient of `ppo`; lower = 0, upper = ∞ is `gspo` without clipping.
+    where r = π_θ/π_prox (`logp`, `logp_prox`), the mean is over the response's tokens (`mask`), A = `advantages`, `lower`,
+    `upper` absolute ratios (the paper's e^{±0.4}). Source: arXiv 2507.20673 section 3. Gradient: −A·g·∇log π_θ on tokens that
+    are not clipped, in the token form of `gspo`. The paper reduces by seq_mean_token_mean.
+    Limits: at π_θ = π_prox the gradient of `ppo`; lower = 0, upper = ∞ is `gspo` without clipping.
     Raises ValueError unless 0 ≤ lower ≤ 1 ≤ upper.
     """
     log_r, up = logp - logp_prox, advantages >= 0
@@ -71,5 +71,5 @@ def gmpo(logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, l
 
 
 def _straight_through(log_value: Tensor, log_gradient: Tensor) -> Tensor:
-    """The value exp(log_value), with the gradient of exp(log_gradient) scaled to that value."""
+    """A tensor of value exp(`log_value`), whose gradient is that value times the gradient of `log_gradient`."""
     return bounded_exp(log_value) * (log_gradient - log_gradient.detach()).exp()

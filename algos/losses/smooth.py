@@ -39,7 +39,7 @@ def dro(logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, be
 
     L = −(A·log π_θ − (β/2)·(log π_θ − log π_prox)²)
 
-    where log π_θ = `logp`, log π_prox = `logp_prox`, A = `advantages`, β = `beta` > 0 (per nat). Source: arXiv
+    where log π_θ = `logp`, log π_prox = `logp_prox`, r = π_θ/π_prox, A = `advantages`, β = `beta` > 0 (per nat). Source: arXiv
     2405.19107, token by token; the same form is Kimi k1.5's with β = τ (arXiv 2501.12599 section 2.3).
     Gradient: −(A − β·log r)·∇log π_θ. Limits: at r = 1 the gradient of `pg`; β → 0 is `pg`. Raises ValueError on β ≤ 0.
     """

@@ -29,9 +29,9 @@ def dppo(
     L = −A·min(r, upper)·M,  M = 0 where (A > 0, r > 1, D > δ_high) or (A < 0, r < 1, D > δ_low), else 1
     D = |p − q| (divergence=tv)  or  q·log(q/p) + (1 − q)·log((1 − q)/(1 − p)) (divergence=kl)
 
-    where p = π_θ, q = π_prox the probabilities of the sampled token (`logp`, `logp_prox`), r = p/q, A = `advantages`,
-    δ = `delta_low`, `delta_high`: probabilities in [0, 1] for tv, nats for kl. `upper` is an absolute ratio, None for no
-    cap; it truncates the weight and not the gradient, so it differs from a clip. The paper anchors on μ
+    where p = π_θ, q = π_prox are the probabilities of the sampled token (`logp`, `logp_prox`), r = p/q, A = `advantages`,
+    δ = `delta_low`, `delta_high`: probabilities in [0, 1] for tv, nats for kl. `upper` is an absolute ratio, None for no cap:
+    a capped token keeps a gradient, of weight `upper`, unlike a clipped one. The paper anchors on the sampler's μ
     (proximal=rollout). Source: arXiv 2602.04879, binary TV and binary KL, section 5.4 for the cap.
     Gradient: −A·min(r, upper)·M·∇log π_θ; M carries none. Limits: at r = 1 the gradient of `ppo`; δ → ∞ without a cap
     the gradient of −A·r. Raises ValueError on an unknown divergence, a negative δ (for tv also above 1) or upper < 1.

@@ -1,4 +1,4 @@
-"""Losses of the form −w·A·log π_θ with a detached weight w: the ratio carries no gradient."""
+"""Losses of the form −w·A·log π_θ, whose weight w of the advantage A is a function of policy ratios and carries no gradient."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def cross_entropy(logp: Tensor, logp_prox: Tensor | None, advantages: Tensor, ma
 def cispo(
     logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, lower: LowerRatio, upper: UpperRatio
 ) -> TokenLoss:
-    """Clipped importance-sampling policy optimisation: the weight is clipped, no token loses its gradient.
+    """Clipped importance-sampling policy optimisation: the weight is clipped, and no token loses its gradient.
 
     L = −sg(clip(r, lower, upper))·A·log π_θ
 
@@ -67,9 +67,9 @@ def rollout_is(
 
     L = −sg(r·1{lower ≤ r ≤ upper})·A·log π_θ
 
-    where r = π_θ/π_prox (`logp`, `logp_prox`; anchored on μ with proximal=rollout), A = `advantages`, `lower`, `upper`
-    absolute ratios, inclusive. Source: SkyRL's loss of that name (its bounds are exclusive offsets from 1); the weight
-    is IcePop's, arXiv 2510.18855. Gradient: −r·A·∇log π_θ in range, 0 outside.
+    where r = π_θ/π_prox (`logp`, `logp_prox`; π_prox is the sampler's μ with proximal=rollout), A = `advantages`, `lower`,
+    `upper` absolute ratios, inclusive, sg stops the gradient. Source: SkyRL's loss of that name (its bounds are exclusive offsets
+    from 1); the weight is IcePop's, arXiv 2510.18855. Gradient: −r·A·∇log π_θ in range, 0 outside.
     Limits: at r = 1 the gradient of `ppo`; lower = 0, upper → ∞ the gradient of −A·r.
     Raises ValueError unless 0 ≤ lower ≤ 1 ≤ upper.
     """
@@ -80,13 +80,13 @@ def rollout_is(
 
 @loss(anchored=True)
 def topr(logp: Tensor, logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, upper: Taper) -> TokenLoss:
-    """Tapered off-policy REINFORCE: negative responses alone are tapered, by their truncated sequence ratio.
+    """Tapered off-policy REINFORCE: only tokens of negative advantage are weighted, by their truncated sequence ratio.
 
     L = −w·A·log π_θ,  w = 1 where A ≥ 0,  sg(min(Π_τ r_τ, upper)) where A < 0
 
-    where r = π_θ/π_prox (`logp`, `logp_prox`), the product is over the response's tokens (`mask`), A = `advantages`,
-    `upper` > 0 an absolute ratio, 1 in the paper. Source: arXiv 2503.14286 section 3, with a⁺ = b⁺ = 1, a⁻ = 0, b⁻ =
-    upper. Gradient: −w·A·∇log π_θ. Limits: at r = 1 and upper ≥ 1 the gradient of `pg`; A ≥ 0 is `pg`.
+    where r = π_θ/π_prox (`logp`, `logp_prox`), the product is over the response's tokens (`mask`), A = `advantages`, `upper` > 0
+    an absolute ratio, 1 in the paper, sg stops the gradient. Source: arXiv 2503.14286 section 3, in its symbols a⁺ = b⁺ = 1,
+    a⁻ = 0, b⁻ = upper. Gradient: −w·A·∇log π_θ. Limits: at r = 1 and upper ≥ 1 the gradient of `pg`; for A ≥ 0 it is `pg`.
     Raises ValueError on upper ≤ 0.
     """
     product = bounded_exp(at_level((logp - logp_prox).detach(), mask, "sequence"))
@@ -104,8 +104,8 @@ def vespo(
 
     L = −sg(φ(w))·A·log π_θ,  φ(w) = w^k·exp(λ·(1 − w)),  (k, λ) = (k_pos, λ_pos) where A ≥ 0, else (k_neg, λ_neg)
 
-    where w = Π_τ π_θ/π_prox over the response's tokens (`logp`, `logp_prox`, `mask`), A = `advantages`; k, λ ≥ 0.
-    φ peaks at w = k/λ, and is capped at e²⁰ as every ratio is. Source: arXiv 2602.10693. Gradient: −φ(w)·A·∇log π_θ.
+    where w = Π_τ π_θ/π_prox over the response's tokens (`logp`, `logp_prox`, `mask`), A = `advantages`; k, λ ≥ 0. sg stops the
+    gradient. φ peaks at w = k/λ and is capped at e²⁰. Source: arXiv 2602.10693. Gradient: −φ(w)·A·∇log π_θ.
     Limits: w = 1 gives φ = 1, the gradient of `pg`; k = λ = 0 is `pg`; k = 1, λ = 0 is the untruncated sequence weight.
     Raises ValueError on a negative k or λ.
     """

@@ -17,9 +17,9 @@ from analysis.statistics.performance import HEALTHY
 
 
 class Output(NamedTuple):
-    """A figure of the report, with its title and caption.
+    """A figure of a sweep's report, with its title and caption.
 
-    draw: makes the figure, or returns the reason why there is none. panels: words that the figure may show -> sentence that the
+    draw: makes the figure, or returns the reason why there is none. panels: words that a panel may show -> sentence that the
     caption gets if they are shown. control: sentence that the caption gets if the control is drawn.
     """
 

@@ -20,7 +20,7 @@ POINTS = 120
 
 
 def response(results: Results) -> Figure | str:
-    """The figure of reward over K3, with a row per policy and correction and a column per persistence of the noise."""
+    """The figure of held-out reward over K3: a row of panels per policy and correction, a column per persistence of the noise."""
     curves = results.curves
     if not curves:
         return "no run has noise on its weights beside an exact control"
@@ -62,7 +62,7 @@ def response(results: Results) -> Figure | str:
 
 
 def nearest(measured: float, curves: list[Curve]) -> float | None:
-    """The noise persistence of the curve whose measured persistence over 20 syncs is nearest to `measured`; None if unknown."""
+    """The persistence setting of the curve whose persistence measured over 20 syncs is nearest to `measured`; None if unknown."""
     apart = [(abs(curve.measured - measured), curve.persistence) for curve in curves]
     return min((pair for pair in apart if not np.isnan(pair[0])), default=(0.0, None))[1]
 
@@ -89,13 +89,13 @@ def _legend(margin: float, corrected: bool) -> dict[str, Line2D]:
 
 
 def _fitted(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """A fitted curve as (doses, fit, lower end of its band, upper end), from a tenth of the smallest positive dose on."""
+    """A dose-response curve as (doses, fit, lower and upper end of its band), from a tenth of the smallest positive dose on."""
     x = np.geomspace(curve.doses[curve.doses > 0][0] / 10, curve.doses[-1], POINTS)
     return x, *curve.at(x)
 
 
 def _curve(results: Results, axis: Axes, curve: Curve) -> None:
-    """Draw a dose-response curve: the mean of each arm as its marker, and the fit with its band if there is one."""
+    """Draw a dose-response curve: the mean reward of each arm as its marker, and the fit with its band if there is one."""
     if curve.level is not None:
         x, fitted, low, high = _fitted(curve)
         axis.plot(x, fitted, color=NEUTRAL, linewidth=1.5)
@@ -109,7 +109,7 @@ def _curve(results: Results, axis: Axes, curve: Curve) -> None:
 
 
 def _precision(axis: Axes, arm: Real, mark: Mark) -> None:
-    """Draw an arm in a real precision as an open marker with its name."""
+    """Draw an arm whose mismatch comes from a real precision as an open marker with the precision's name."""
     at = arm.k3, arm.responses.mean()
     axis.plot(*at, mark.marker, color=mark.colour, markerfacecolor="white", markersize=7)
     axis.annotate(literal(arm.precision), at, xytext=(4, 5), textcoords="offset points", fontsize=7)

@@ -18,17 +18,17 @@ from harness.room import bounded
 
 NONE = "no run has dumps; dump.every keeps the log-probabilities of whole batches (docs/dumps.md)"
 MOST_TOKENS = 200_000
-"""Maximum number of tokens in the density plot. If there are more, evenly spaced ones are drawn."""
+"""Maximum number of tokens in the density plot. Of more tokens, evenly spaced ones are drawn."""
 TOP = 0.1
-"""Maximum share of the sequence weights, the largest ones, to which the tail is fitted."""
+"""Share of the sequence weights, the largest ones, from which the tail index is estimated at most."""
 TRUSTED = 0.7
-"""Tail index above which the mean of the sequence weights is unreliable (Vehtari et al., arXiv 1507.02646)."""
+"""Tail index k above which the mean of the sequence weights is unreliable (Vehtari et al., arXiv 1507.02646)."""
 
 
 class Dumped(NamedTuple):
     """Dumped tokens of one precision with finite log-probabilities, as flat arrays.
 
-    Per token: log μ, the log ratio log π_old − log μ (nats), and the place in the response from 1. Per response: the log of
+    Per token: log μ, the log ratio log π_old − log μ (nats), and the position in the response, from 1. Per response: the log of
     its sequence weight, which is the sum of its log ratios.
     """
 
@@ -39,7 +39,7 @@ class Dumped(NamedTuple):
 
 
 def density(results: Results) -> Figure | str:
-    """The figure of a token's log ratio against log μ, and of the tail of |log ratio|, per precision."""
+    """The figure of the tokens' log ratio log π_old − log μ against log μ, and of the tail of |log ratio|, per precision."""
     by_precision = _dumped(results)
     if not by_precision:
         return NONE
@@ -61,14 +61,14 @@ def density(results: Results) -> Figure | str:
 
 
 def exceedance(values: np.ndarray, points: int = 200) -> tuple[np.ndarray, np.ndarray]:
-    """The tail of a distribution as (x, share of values ≥ x), at about `points` ranks spaced evenly by their logarithm."""
+    """The tail of the values' distribution as (x, share of values ≥ x), at about `points` log-spaced ranks."""
     tail = np.sort(values)[::-1]
     rank = np.unique(np.geomspace(1, (tail > 0).sum(), points).astype(int))
     return tail[rank - 1], rank / len(tail)
 
 
 def positions(results: Results) -> Figure | str:
-    """The figure of K3 by a token's place in the response, and of the tail index of the sequence weights, per precision."""
+    """The figure of K3 by a token's position in the response, and of the tail index of the sequence weights, per precision."""
     by_precision = {name: tokens for name, tokens in _dumped(results).items() if (tokens.log_ratio != 0).any()}
     if not by_precision:
         return NONE if not _dumped(results) else "rollout and trainer agree bit for bit in every dump"
@@ -87,7 +87,7 @@ def positions(results: Results) -> Figure | str:
 
 
 def by_position(tokens: Dumped, points: int = 64) -> tuple[np.ndarray, np.ndarray]:
-    """K3 by place in the response: (place, mean of ρ − 1 − log ρ), in geometric bins beyond `points` places, by their end."""
+    """K3 by position: (end of a bin, mean of ρ − 1 − log ρ), ρ = π_old/μ. Bins are geometric beyond `points` positions."""
     edges = np.unique(np.geomspace(1, tokens.position.max(), points).round().astype(int))
     edges = np.arange(1, tokens.position.max() + 1) if tokens.position.max() <= points else edges
     bins, k3 = np.searchsorted(edges, tokens.position), np.expm1(tokens.log_ratio) - tokens.log_ratio
@@ -108,7 +108,7 @@ def hill(log_weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _dumped(results: Results) -> dict[str, Dumped]:
-    """The dumped tokens of a sweep by precision, from fine to coarse. Runs read from W&B have no dumps."""
+    """Rollout precision -> its dumped tokens, from fine to coarse. Runs read from W&B have no dumps."""
     paths: dict[str, list[Path]] = {}
     if results.folder is None:
         return {}
@@ -119,7 +119,7 @@ def _dumped(results: Results) -> dict[str, Dumped]:
 
 
 def load(paths: Iterable[Path]) -> Dumped:
-    """Load the tokens of dump files."""
+    """Load the tokens with finite log-probabilities of the dump files `paths`."""
     parts: list[Dumped] = []
     for path in paths:
         with bounded(path):

@@ -15,7 +15,7 @@ from analysis.figures.style import HEAT, WIDTH, apart, lines, row_height, short,
 from analysis.labels import brief
 
 FONT, LETTER, LINE = 7, 4.3, 8.6
-"""Size of the text, width of a letter and height of a line, in points."""
+"""Size of the text in a heat map, width of a letter and height of a line, in points."""
 Cells = dict[tuple[str, str], tuple[float, str]]
 """Cells of a heat map: (row, column) -> (value in 0..1, text of the cell)."""
 
@@ -49,7 +49,7 @@ def _column_labels(columns: Sequence[str], room: float) -> tuple[list[str], bool
 
 
 def _heat(axis: Axes, cells: Cells, rows: Sequence[str], columns: Sequence[str], bad_is_high: bool) -> None:
-    """Draw one heat map, in which a strong colour is bad, even on a grey print. A combination that was not run stays empty."""
+    """Draw one heat map, in which a strong colour means bad, even on a grey print. Cells that were not run stay empty."""
     values = np.full((len(rows), len(columns)), np.nan)
     colours = matplotlib.colormaps[HEAT if bad_is_high else f"{HEAT}_r"]
     for (row, column), (value, words) in cells.items():

@@ -15,9 +15,9 @@ from analysis.statistics.measures import per_row
 from analysis.statistics.survival import FEW
 
 EARLY = (5, 25)
-"""First and last step of the range whose median K3 is a run's early mismatch."""
+"""First and last RL step of the range whose median K3 is a run's early mismatch."""
 AROUND = (-60, 20)
-"""Range of steps, relative to the onset of a collapse, that the aligned traces show."""
+"""First and last RL step, relative to the onset of a collapse, that the aligned traces show."""
 TRACES = (
     "eval/reward",
     "rollout_corr/k3_kl",
@@ -35,7 +35,7 @@ LOG = ("rollout_corr/k3_kl", "actor/grad_norm", "mismatch/log_ratio_max_abs")
 
 
 def dose_response(results: Results) -> Figure | str:
-    """The figure of time to collapse against early K3. Runs without a collapse are open markers at the end of their record."""
+    """The figure of each run's time to collapse against its early K3. Runs without a collapse are open markers at their end."""
     if not enough(results):
         return too_few(results)
     if "rollout_corr/k3_kl" not in results.steps:
@@ -60,7 +60,7 @@ def dose_response(results: Results) -> Figure | str:
 
 
 def _scatter(axis: Axes, x: pd.Series, y: pd.Series, event: pd.Series, mark: Mark) -> None:
-    """Draw a point per run, filled if the run collapsed."""
+    """Draw a point per run, filled if the run collapsed. x, y, event: values by run."""
     event = event.reindex(x.index).astype(bool)
     for fell, face in ((True, mark.colour), (False, "none")):
         if len(chosen := event.index[event == fell]):
@@ -68,7 +68,7 @@ def _scatter(axis: Axes, x: pd.Series, y: pd.Series, event: pd.Series, mark: Mar
 
 
 def _named(results: Results, sources: list[str], corrections: pd.Series) -> dict[str, Handle]:
-    """Legend entries of a scatter plot: the colour of each source of mismatch, and the marker of each correction."""
+    """Legend entries of a scatter plot: the colour of each source in `sources`, and the marker of each of `corrections`."""
     legend: dict[str, Handle] = {literal(source): key(results.marks.source(source), line=False) for source in sources}
     markers = results.marks.corrections
     for name in sorted(set(corrections), key=list(markers).index):
@@ -85,7 +85,7 @@ def _sources(runs: pd.DataFrame) -> list[str]:
 
 
 def aligned_traces(results: Results) -> Figure | str:
-    """The figure of the diagnostics of collapsed runs around the onset, or why there are too few collapses for it."""
+    """The figure of collapsed runs' diagnostics around the onset of the collapse, or why there are too few collapses for it."""
     if not enough(results):
         return too_few(results)
     collapsed = results.runs[results.runs.event]
@@ -116,7 +116,7 @@ def aligned_traces(results: Results) -> Figure | str:
 
 
 def _aligned(axis: Axes, rows: pd.DataFrame, name: str, number: int, mark: Mark) -> None:
-    """Draw a metric of a source's collapsed runs: each run if they are few, else their median and middle half."""
+    """Draw the metric `name` of a source's `number` collapsed runs: each run if few, else their median and middle half."""
     if rows.empty:
         return
     if number <= FEW:
@@ -132,8 +132,8 @@ def _aligned(axis: Axes, rows: pd.DataFrame, name: str, number: int, mark: Mark)
 def deployment_gap(results: Results) -> Figure | str:
     """The figure of three costs of a mismatch, or of its correction.
 
-    The first panels show the reward of the rollout policy less the trainer's at the same step. The next shows the last reward of
-    ended runs against the share of tokens that the correction used. The last shows the length of the responses that it dropped.
+    The first panels show the rollout policy's reward minus the trainer's at the same step. The next shows the last reward of
+    ended runs against the share of tokens that the correction used. The last shows the lengths of dropped and used responses.
     """
     if not {"eval/reward", "reward/rollout"} <= set(results.steps.columns):
         return "the runs have not recorded both rewards"
@@ -178,7 +178,7 @@ def deployment_gap(results: Results) -> Figure | str:
 
 
 def _lengths(results: Results, rejecting: list[str]) -> pd.DataFrame:
-    """A row per run: the mean lengths of dropped and of used responses, over the steps at which some were dropped."""
+    """A row per run of `rejecting`: mean lengths of its dropped and used responses, over the steps that dropped some."""
     names = ["correction/used_length", "correction/dropped_length"]
     steps = results.steps.reindex(columns=["run", *names]).dropna()
     steps = steps[steps.run.isin(rejecting)]

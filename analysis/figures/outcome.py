@@ -20,13 +20,13 @@ from analysis.statistics.arms import order
 from analysis.statistics.outcomes import SIGNIFICANT
 
 CURVE_POINTS = 200
-"""Maximum number of points of a drawn curve; more cannot be seen."""
+"""Maximum number of points of a drawn curve. More would not be visible."""
 LEAST_SPAN = 0.3
-"""Minimum span of a reward axis, so that small differences look small."""
+"""Minimum range of a reward axis, so that small differences look small."""
 PLAIN = "no correction"
 """Title of the panel of uncorrected arms."""
 RISKS = 5
-"""Number of steps at which a survival plot states the runs at risk."""
+"""Number of optimizer steps at which a survival plot gives the number of runs at risk."""
 
 
 def too_few(results: Results) -> str:
@@ -36,12 +36,12 @@ def too_few(results: Results) -> str:
 
 
 def enough(results: Results) -> bool:
-    """Whether the sweep has enough collapses to draw times to collapse."""
+    """Whether the sweep has at least `survival.ENOUGH` collapses, so that times to collapse are drawn."""
     return int(results.runs.event.sum()) >= survival.ENOUGH
 
 
 class Panel(NamedTuple):
-    """A panel: arms of one loss and setting, all uncorrected or of one source. calm: the setting without keys of noise."""
+    """A panel: arms of one loss and setting, uncorrected or of one source of mismatch. calm: the setting without noise keys."""
 
     title: str
     loss: str
@@ -50,7 +50,7 @@ class Panel(NamedTuple):
 
 
 def survival_curves(results: Results) -> Figure | str:
-    """The figure of the share of runs not yet collapsed: a line per arm, in the panels that the function `panels` makes."""
+    """The figure of the share of runs not yet collapsed by optimizer step: a line per arm, in the panels made by `panels`."""
     if not enough(results):
         return too_few(results)
     collapsed = set(results.runs.arm[results.runs.event])
@@ -78,7 +78,7 @@ def survival_curves(results: Results) -> Figure | str:
 
 
 def _survival(figure: Figure, axis: Axes, runs: pd.DataFrame, mark: Mark, place: int, end: float) -> None:
-    """Draw a Kaplan-Meier curve: the interval at its end, censored runs as ticks, and the runs at risk below."""
+    """Draw an arm's Kaplan-Meier curve, its interval at `end`, censored runs as ticks, and the runs at risk in row `place`."""
     km = survival.kaplan_meier(runs.time.to_numpy(), runs.event.to_numpy(bool))
     axis.step(km.time, km.survival, where="post", linewidth=1.6, **mark.line)
     # A band for each arm would cover the others. If no run is left at risk, the last interval before that is drawn.
@@ -125,12 +125,12 @@ def panels(runs: pd.DataFrame, order: list[str]) -> list[Panel]:
 
 
 def part_of(place: int, parts: list) -> str:
-    """The suffix of a panel's title, such as " (2 of 3)", if several panels share one title."""
+    """Suffix of a panel's title, such as " (2 of 3)", if several panels share one title. place: the panel's number, from 0."""
     return f" ({place + 1} of {len(parts)})" if len(parts) > 1 else ""
 
 
 def _looks(results: Results, shown: list[Panel]) -> dict[str, Line2D]:
-    """Legend entries of the panels: a line per source of mismatch and correction, the control first."""
+    """Legend label -> line, for each source of mismatch and correction in the panels `shown`, the control first."""
     arms = results.runs.drop_duplicates("arm").set_index("arm").loc[[arm for panel in shown for arm in panel.arms]]
     legend: dict[str, Line2D] = {}
     for arm, row in arms.sort_values("control", ascending=False, kind="stable").iterrows():
@@ -140,7 +140,7 @@ def _looks(results: Results, shown: list[Panel]) -> dict[str, Line2D]:
 
 
 def forest(results: Results) -> Figure | str:
-    """The figure of the healthy steps that each arm gains on its reference arm, with intervals and Holm-adjusted p."""
+    """The figure of the steps without a collapse that each arm gains on its reference arm, with interval and Holm-adjusted p."""
     table = results.outcomes
     table = table[table.collapse_p.notna()].iloc[::-1].reset_index(drop=True)
     if not enough(results):
@@ -218,7 +218,7 @@ def heat_maps(results: Results) -> Figure | str:
 
 
 def reward_curves(results: Results) -> Figure | str:
-    """The figure of held-out reward over steps, in the panels that the function `panels` makes, with the control behind each."""
+    """The figure of held-out reward over steps, in the panels made by the function `panels`, with the control behind each."""
     none = "no run has recorded a held-out reward"
     if "eval/reward" not in results.steps:
         return none
@@ -249,7 +249,7 @@ def reward_curves(results: Results) -> Figure | str:
 
 
 def _rewards(axis: Axes, runs: pd.DataFrame, by_run: dict[str, pd.DataFrame], mark: Mark) -> None:
-    """Draw the reward of an arm: each of up to five seeds, else the median with ten faint seeds behind it."""
+    """Draw an arm's held-out reward: each run if there are at most five, else the median with ten faint runs behind it."""
     curves, few = [by_run[run] for run in runs.index], len(runs) <= survival.FEW
     marked: dict[str, Any] = {"marker": mark.marker, "markersize": 3.5}
     for run, curve in zip(runs.index[:10], curves, strict=False):
@@ -264,11 +264,11 @@ def _rewards(axis: Axes, runs: pd.DataFrame, by_run: dict[str, pd.DataFrame], ma
 
 
 def sparse(x: np.ndarray) -> int:
-    """Number of points of a curve from one marker to the next, such that the curve has about five markers."""
+    """Number of points from one marker to the next, such that a curve with the points `x` has about five markers."""
     return max(1, len(x) // 5)
 
 
 def thinned(x, y) -> tuple[np.ndarray, np.ndarray]:
-    """A curve reduced to at most CURVE_POINTS points, the last one included."""
+    """The curve (x, y) reduced to at most CURVE_POINTS points, including the last."""
     keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), CURVE_POINTS)).astype(int))
     return np.asarray(x)[keep], np.asarray(y)[keep]

@@ -15,12 +15,12 @@ from analysis.results import Results
 from analysis.statistics.measures import per_row
 
 PARTS = {"routing/k3_routing": "-", "routing/k3_rest": "--"}
-"""Metric of each part of K3 -> dash of its line."""
+"""Metric of each part of K3 (due to the choice of experts, and the rest) -> dash of its line in the figure."""
 FLIPS = "routing/flip_layer_"
 
 
 def routing(results: Results) -> Figure | str:
-    """The figure of K3's two parts over the steps and of mean flips by layer, with a row of panels per eight arms."""
+    """The figure of K3's parts (routing and rest) over steps, and of differing expert choices by layer: a row per eight arms."""
     steps = results.steps
     layers = sorted((name for name in steps if name.startswith(FLIPS)), key=lambda name: int(name.removeprefix(FLIPS)))
     if not layers or not steps[layers].notna().any(axis=None):

@@ -21,7 +21,7 @@ MOST = 4
 
 
 def search(results: Results) -> Figure | str:
-    """The figure of a search: per threshold the share of runs without a collapse (exact interval), and every last reward."""
+    """The figure of a search: per threshold, the share of runs without a collapse (exact interval), and all last rewards."""
     home = results.folder / ".sweep" if results.folder else None
     space = _read(home / "search-spec.json").get("space") if home else None
     keys = [key for key, axis in space.items() if isinstance(axis, dict)] if isinstance(space, dict) else []
@@ -75,7 +75,7 @@ def _importance(result: dict[str, Any]) -> dict[str, float]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; an empty one if the file is missing or damaged."""
+    """The JSON object in the file `path`; an empty dict if the file is missing or damaged."""
     try:
         value = loads(path.read_bytes())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Figures over settings: early warnings, bounds of a correction, the edge of stability, and cost."""
+"""Figures over a sweep's settings: early warnings of a collapse, bounds of corrections, learning rates, and cost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ONE_BOUND = "no correction has more than one upper bound"
 
 
 def lead_times(results: Results) -> Figure | str:
-    """The figure of each diagnostic as a warning: its lead before a collapse, and its share of false alarms."""
+    """The figure of each diagnostic as a warning of a collapse: its lead in steps, its shares of detections and false alarms."""
     table = results.warnings
     if not enough(results):
         return too_few(results)
@@ -49,7 +49,7 @@ def lead_times(results: Results) -> Figure | str:
 
 
 def bounds(results: Results) -> Figure | str:
-    """The heat maps of collapses and last reward: a row per level and action of a correction, a column per upper bound."""
+    """Heat maps of collapses and last reward. Rows: correction and its precision, loss, setting. Columns: upper weight bound."""
     bounds_of = {run: values.get(BOUND) for run, values in results.flat.items()}
     upper = pd.Series(bounds_of, dtype=float).dropna()
     runs = results.runs_but([BOUND])
@@ -76,7 +76,7 @@ def bounds(results: Results) -> Figure | str:
 
 
 def frontier(results: Results) -> Figure | str:
-    """The heat maps of uncorrected runs that collapsed, and that reached a healthy reward, with a column per learning rate."""
+    """Heat maps of uncorrected runs: shares that collapsed and that reached the reward HEALTHY, a column per learning rate."""
     rate = pd.Series({run: config["actor"]["lr"] for run, config in results.configs.items()})
     runs = results.runs_but([RATE])
     plain = runs[runs.correction == "none"]
@@ -96,7 +96,7 @@ def frontier(results: Results) -> Figure | str:
 
 
 def costs(results: Results) -> Figure | str:
-    """The figure of each arm's cost: seconds of a step, and the share of tokens that its correction discards."""
+    """The figure of each arm's cost: seconds per RL step, and the share of tokens that its correction discards."""
     table = results.costs.iloc[::-1].reset_index(drop=True)
     columns = ("step_seconds", "tokens_rejected", "tokens_weighted_zero")
     shown = [column for column in columns if column in table and table[column].any()]

@@ -1,4 +1,4 @@
-"""The style of every figure: print size, labels, legends outside the data, and at most eight lines in a panel."""
+"""The style of every figure: print size, labels, legends outside the panels, and at most eight lines in a panel."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from analysis.marks import DASHES, HUES, MARKERS, Mark
 PANEL = 8
 """Maximum number of lines in a panel."""
 SERIES = tuple(HUES[name] for name in ("bf16", "nvfp4_w4a4", "nvfp4", "int8", "fp8_tensor", "fp16", "mxfp8", "fp8_block"))
-"""Colours of series that are not arms, such as families of corrections; arms have theirs in `Results.marks`."""
+"""Colours of lines that are not arms, such as families of corrections. Arms have their colours in `Results.marks`."""
 HEAT = "Oranges"
-"""Colour map of heat maps, from nearly white to a strong colour. The lightness falls evenly, so that a grey print is readable."""
+"""Colour map of heat maps, from nearly white to a strong colour. Lightness falls evenly, so that a grey print is readable."""
 WIDTH = 9.0
 """Width of a figure in inches."""
 
@@ -49,13 +49,13 @@ def series(place: int) -> dict[str, Any]:
 
 
 def chunks(items: Sequence, size: int = PANEL) -> list[list]:
-    """Items split into nearly equal parts, each small enough for one panel."""
+    """The items split into nearly equal lists of at most `size`, by default the number of lines that fit one panel."""
     parts = -(-len(items) // size)
     return [list(items[i * len(items) // parts : (i + 1) * len(items) // parts]) for i in range(parts)]
 
 
 def short(text: str, width: int = 34) -> str:
-    """A label wrapped into lines of `width` characters, with config keys shortened to their last part."""
+    """A label wrapped into lines of at most `width` characters, with config keys shortened to their last part."""
     return literal(textwrap.fill(brief(text), width, break_long_words=False, break_on_hyphens=False))
 
 
@@ -70,18 +70,18 @@ def row_height(labels: Sequence[str], points: float) -> float:
 
 
 def apart(names: Sequence[str]) -> list[str]:
-    """Names without the words that all of them share. A name with no other words stays whole."""
+    """The names without the words that all of them share. A name that has only shared words stays whole."""
     shared = set.intersection(*(set(name.split(" ")) for name in names)) if len(names) > 1 else set()
     return [" ".join(word for word in name.split(" ") if word not in shared) or name for name in names]
 
 
 def literal(text: str) -> str:
-    """A text with its dollar signs escaped, since matplotlib would read the part between two of them as a formula."""
+    """The string with its dollar signs escaped, since matplotlib would read the part between two of them as a formula."""
     return re.sub(r"(?<!\\)\$", r"\$", text)
 
 
 def subplots(rows: int, columns: int, height: float, **options) -> tuple[Figure, np.ndarray]:
-    """A figure of the page's width and `height` inches, not registered with pyplot, and its axes [rows, columns]."""
+    """A figure that is WIDTH by `height` inches and not registered with pyplot, and its axes [rows, columns]."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
@@ -97,7 +97,7 @@ def grid(count: int, columns: int, height: float, **options) -> tuple[Figure, li
 
 
 def label_outer(axes: Sequence[Axes], x: str, y: str = "") -> None:
-    """Label the x axis of the lowest panel of each column, and the y axis of the first panel of each row, as `grid` made them."""
+    """Label the x axis of each column's lowest panel, and the y axis of each row's first panel. axes: as `grid` returns them."""
     places = [place for axis in axes if (place := axis.get_subplotspec()) is not None]
     last = {place.colspan.start: i for i, place in enumerate(places)}
     for i, (axis, place) in enumerate(zip(axes, places, strict=True)):
@@ -113,7 +113,7 @@ Handle = Line2D | tuple[Line2D, ...]
 
 
 def legend_below(figure: Figure, axes: Iterable[Axes], more: Mapping[str, Handle] | None = None) -> None:
-    """Put one legend for all panels below them. A label must mean the same line in all. more: label -> handle, put at the end."""
+    """Put one legend below all panels. A label must mean the same line in each. more: label -> further handle, put at the end."""
     labels: dict[str, Any] = {}
     for axis in axes:
         labels |= {label: handle for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
@@ -128,7 +128,7 @@ def legend_below(figure: Figure, axes: Iterable[Axes], more: Mapping[str, Handle
 
 
 def key(mark: Mark, line: bool = True, **options) -> Line2D:
-    """A legend handle of a source of mismatch (`line`, with a marker if others share its hue) or of a correction (a marker)."""
+    """A legend handle in the look of `mark`: a line with a marker if it is not a circle, or a marker alone if not `line`."""
     if line:
         marker = "" if mark.marker == MARKERS[0] else mark.marker
         return Line2D([], [], linewidth=1.6, marker=marker, markersize=4, **mark.line, **options)
@@ -136,7 +136,7 @@ def key(mark: Mark, line: bool = True, **options) -> Line2D:
 
 
 class Drawing(NamedTuple):
-    """A figure as an SVG element, with the coordinates of its curves of single runs.
+    """A figure as an SVG element, with the coordinates of those curves that each show one run.
 
     curves: {"panels": [{"box": [left, top, width, height] in SVG units, "x": [least, most, logarithmic], "y": the same}],
     "curves": [{"id": of the SVG element, "run", "panel", "x": [...], "y": [...]}]}.
@@ -147,7 +147,7 @@ class Drawing(NamedTuple):
 
 
 def draw(figure: Figure, name: str) -> Drawing:
-    """The figure as SVG. name: prefix of the ids of its curves. A line with a gid is the curve of the run with that id.
+    """The figure as SVG. name: prefix of the ids of its curves. A line whose gid is a run's id is the curve of that run.
 
     The background is transparent, and each colour has a dark variant. matplotlib names no black fill, so text and black shapes
     take the page's text colour. The texts may come from an untrusted run, so they are escaped.
@@ -172,7 +172,7 @@ def draw(figure: Figure, name: str) -> Drawing:
 
 
 def _settle(figure: Figure) -> None:
-    """Place the figure's panels for good, by the sizes of text in an SVG. Saving would otherwise draw all of it to place them."""
+    """Fix the places of the figure's panels, with text sizes as in an SVG. Saving would otherwise draw it to find them."""
     FigureCanvasSVG(figure)
     if engine := figure.get_layout_engine():
         engine.execute(figure)
@@ -180,7 +180,7 @@ def _settle(figure: Figure) -> None:
 
 
 def themed(declaration: re.Match[str]) -> str:
-    """A CSS declaration of a colour, with the colour's dark variant for a browser that knows `light-dark`."""
+    """The matched CSS declaration of a colour, followed by one with `light-dark` that has the colour's dark variant too."""
     name, colour = declaration.groups()
     return f"{name}: {colour}; {name}: light-dark({colour}, {dark(colour)})"
 

@@ -1,4 +1,4 @@
-"""A report as one HTML file without external resources, readable without scripts. All but the figures is escaped."""
+"""A report as one HTML file without external resources, readable without scripts. Everything but the figures is escaped."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ SVG = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C"}
 
 
 class Section(NamedTuple):
-    """A section of a report's page: its title, and below it items, figure, table, preformatted text and note, in this order.
+    """A section of a report's page: its title, then its list, figure, table, preformatted text and note, in this order.
 
-    anchor: name of the section in links. warning: whether it is marked as a warning. wrapped: whether table cells break lines.
+    anchor: name of the section in links. warning: whether it is marked as a warning. wrapped: whether table cells wrap.
     """
 
     title: str
@@ -65,7 +65,7 @@ def page(
 
     It shows the title, the answer, the note with a link (anchor, words), then the sections. The first sentence of the answer is a
     headline, and the rest are a list. The answer has at least one sentence.
-    runs: run id -> {"arm", "seed", "href": its folder or "", "settings": those that differ between runs}, for the curves.
+    runs: run id -> {"arm", "seed", "href": its folder or "", "settings": those that differ between runs}, shown beside its curve.
     marks: mark of each arm, drawn before the arm's name in the first column of a table.
     """
     shown, progress = [], Progress(len(sections))
@@ -80,7 +80,7 @@ def page(
 
 @functools.cache
 def swatch(mark: Mark) -> Markup:
-    """The marker of an arm in its colour, as an SVG element without text, drawn as matplotlib draws it."""
+    """An SVG element without text that shows an arm's marker in its colour, as matplotlib draws it."""
     style = MarkerStyle(mark.marker)
     words = []
     for vertices, code in style.get_path().transformed(style.get_transform()).iter_segments(simplify=False):
@@ -92,7 +92,7 @@ def swatch(mark: Mark) -> Markup:
 
 
 def unbroken(text: str) -> Markup:
-    """A text, escaped, whose numbers do not break at the sign of their exponent."""
+    """The text, escaped for HTML, with numbers such as 1e-4 that no browser breaks across lines at their sign."""
     return Markup(re.sub(r"\d[\d.]*e-\d+", r'<span class="number">\g<0></span>', str(escape(text))))
 
 

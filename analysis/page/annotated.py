@@ -1,4 +1,4 @@
-"""`python -m analysis.page.annotated REPORT.html OUT.png`: a screenshot by Chromium, with numbered parts, for docs/report.md."""
+"""`python -m analysis.page.annotated REPORT.html OUT.png`: a screenshot of a report with numbered parts, for docs/report.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.errors import UserError
 WIDTH = 1440
 """Width of the browser window in pixels."""
 COLOURS = 256
-"""Number of colours of the picture's palette; with fewer, two precisions would get the same hue."""
+"""Number of colours to which the picture is reduced. With fewer, two precisions would get the same hue."""
 CALLOUTS = {
     1: "h1",
     2: "ul.answer ~ p.note",
@@ -25,7 +25,7 @@ CALLOUTS = {
     6: "Outcomes",
     7: "Other definitions of a collapse",
 }
-"""Number in the picture -> CSS selector of the element that it marks, or title of its section."""
+"""Number in the picture -> CSS selector of the element that it marks, or title of the section that it marks."""
 
 SCRIPT = """
 const callouts = CALLOUTS;
@@ -51,7 +51,7 @@ onload = () => {
 
 
 def annotate(report: Path, out: Path) -> Path:
-    """Write the numbered picture of a report to a file. Raises UserError if the page lacks a part of CALLOUTS."""
+    """Write a numbered screenshot of the page `report` to `out`, and return `out`. Raises UserError if a part is missing."""
     text = report.read_text(encoding="utf-8")
     script = SCRIPT.replace("CALLOUTS", json.dumps(CALLOUTS))
     added = f"<style>body {{ margin-left: 64px }}</style><script>{script}</script></body>"

@@ -1,4 +1,4 @@
-"""Arms of a sweep: their order, their reference arms, and their place in a table of losses and corrections."""
+"""Arms of a sweep: their order, their reference arms, and their places in the matrix of arms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from analysis.labels import coarseness
 
 
 def order(runs: pd.DataFrame) -> list[str]:
-    """Arms in display order: the control first, then from fine to coarse precision, by loss, uncorrected before corrected."""
+    """The arms in display order: the control first, then from fine to coarse precision, by loss, uncorrected before corrected."""
     arms = runs.drop_duplicates("arm")
 
     def key(run: Any) -> tuple:
@@ -21,9 +21,9 @@ def order(runs: pd.DataFrame) -> list[str]:
 
 
 def references(runs: pd.DataFrame) -> dict[str, str]:
-    """Arm -> its reference arm in the sweep: uncorrected for a corrected one, else the control, all else equal.
+    """Arm -> its reference arm: the uncorrected arm for a corrected one, else the control, with all else equal.
 
-    Synthetic noise counts as a mismatch, so its control has none.
+    Synthetic noise counts as a mismatch, so the control of an arm with noise has no noise.
     """
     arms = runs.drop_duplicates("arm")
     plain = {(a.precision, a.loss, a.setting): a.arm for a in arms[arms.correction == "none"].itertuples()}
@@ -37,10 +37,11 @@ def references(runs: pd.DataFrame) -> dict[str, str]:
 
 
 def combinations(runs: pd.DataFrame, final: pd.Series) -> pd.DataFrame:
-    """A row per arm with an ended run, placed by precision and correction, and by loss and setting.
+    """A row per arm with an ended run, with its place in the matrix of precision and correction by loss and setting.
 
-    down, across: the arm's place; the longer of the two lists goes down. collapsed of known runs; never_learned. Of the last
-    reward: mean, least, most, and from_control, its mean difference from the control of that loss and setting by seed.
+    down, across: labels of the matrix's row and column; rows are the longer list. collapsed, never_learned: numbers of runs, out
+    of `known` ended ones. mean, least, most: of the last reward `final`. from_control: its mean difference, seed by seed, from
+    the control of that loss and setting.
     """
     runs = runs[runs.outcome != "unfinished"]
     runs = runs.assign(final=final[runs.index], column=(runs.loss + " " + runs.setting).str.strip())

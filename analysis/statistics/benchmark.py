@@ -1,4 +1,4 @@
-"""Scores of entries of a benchmark over regimes and seeds, after rliable (Agarwal et al. 2021, arXiv 2108.13264).
+"""Scores of a benchmark's entries (corrections) over regimes and seeds, after rliable (Agarwal et al. 2021, arXiv 2108.13264).
 
 A table of runs has the columns entry, regime, seed, outcome, start (the first held-out reward), and the last held-out reward of
 each deployed policy, `trainer` and `sampler`. The entries NONE and CONTROL are its references.
@@ -15,16 +15,16 @@ from scipy.stats import trim_mean
 from harness.errors import UserError
 
 NONE, CONTROL = "none", "control"
-"""Entries that every regime needs: no correction, and the exact control, whose rollouts have no mismatch."""
+"""Entries of the benchmark that every regime needs: no correction, and the exact control, whose rollouts have no mismatch."""
 POLICIES = ("trainer", "sampler")
-"""Deployed policies: columns of a table of runs."""
+"""Policies that may be deployed. A table of runs has the last held-out reward of each in a column of that name."""
 FLOOR = 0.25
-"""Least harm, as a share of the control's gain, that a gain is divided by. Without it a regime without harm divides by noise."""
+"""Minimum harm of the mismatch, as a share of the control's gain, by which `normalised` divides. Less would be noise."""
 RESAMPLES = 2000
 
 
 def normalised(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
-    """A row per run: entry, regime, seed, outcome, gain. No correction has the gain 0 and the control has about 1.
+    """A row per run: entry, regime, seed, outcome, gain. The gain of no correction is 0, and the control's is about 1.
 
     gain = (e − e_none)/max(c − n, FLOOR·(c − b)), where e is the run's last reward and e_none that of the same seed without
     correction. c, n and b are means of a regime over seeds: the control's last reward, that without correction, and the control's
@@ -45,15 +45,15 @@ def normalised(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
 
 
 def interquartile_mean(values: Sequence[float] | np.ndarray) -> float:
-    """Mean of the middle half of all values, rliable's aggregate over regimes and seeds."""
+    """Mean of the middle half of all values, by which rliable aggregates over regimes and seeds."""
     return float(trim_mean(np.asarray(values, dtype=float), 0.25, axis=None))
 
 
 def interval(strata: Sequence[np.ndarray], seed: int = 0) -> tuple[float, float]:
-    """The 95 % percentile interval of the interquartile mean by a stratified bootstrap. strata: the values of each regime.
+    """The 95 % percentile interval of the interquartile mean by a stratified bootstrap. strata: an array of values per regime.
 
-    Each of RESAMPLES resamples draws as many seeds of every regime as it has, with replacement. Regimes are not resampled, so the
-    interval says nothing of other regimes.
+    Each resample draws as many values of every regime as it has, with replacement. Regimes are not resampled, so the interval
+    says nothing about other regimes.
     """
     rng = np.random.default_rng(seed)
     drawn = np.concatenate([values[rng.integers(0, len(values), (RESAMPLES, len(values)))] for values in strata], axis=1)
@@ -62,16 +62,16 @@ def interval(strata: Sequence[np.ndarray], seed: int = 0) -> tuple[float, float]
 
 
 def improvement(ends: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
-    """Probability that a run ends above a run of another entry: the mean over regimes of P(x > y) + P(x = y)/2.
+    """Probability that a run of one entry ends above one of another: the mean over regimes of P(x > y) + P(x = y)/2.
 
-    ends, others: the last rewards of each regime.
+    ends, others: an array per regime with the last rewards x of the one entry's runs, and y of the other's.
     """
     wins = [((x[:, None] > y) + 0.5 * (x[:, None] == y)).mean() for x, y in zip(ends, others, strict=True)]
     return float(np.mean(wins))
 
 
 def scores(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
-    """A row per entry that has every regime and seed of NONE, best first.
+    """A row per entry that has every regime and seed of the entry NONE, best first. policy: whose last rewards count.
 
     Columns: entry, gain (interquartile mean), low, high, improvement (over NONE), worst (least mean gain of a regime), in (that
     regime), collapses, runs.

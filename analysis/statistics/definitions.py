@@ -13,14 +13,14 @@ from analysis.statistics.arms import order
 from harness.collapse import detect
 
 DELTAS, LENGTHS = (0.2, 0.3, 0.5, 0.7), (1, 3, 5)
-"""The values of δ and of m that define a drawdown; every combination of the two is tried."""
+"""Definitions of a drawdown: every pair of its relative depth δ and its number m of consecutive evaluations is tried."""
 
 Curves = dict[str, list[dict[str, float]]]
-"""Run -> its rows that hold an evaluation, in the format that detectors read."""
+"""Run -> its rows (step, eval/reward, eval/stderr) that have an evaluation, in the format that detectors read."""
 
 
 def curves(steps: pd.DataFrame) -> Curves:
-    """The evaluations of each run. Branches of other runs are left out, since their detectors have seen the parent's rows too."""
+    """The evaluations of each run. Runs branched off another run are left out: their detectors saw the parent's rows too."""
     if not {"eval/reward", "eval/stderr"} <= set(steps.columns):
         return {}
     whole = steps.groupby("run", observed=True).step.transform("min") == 0
@@ -29,18 +29,18 @@ def curves(steps: pd.DataFrame) -> Curves:
 
 
 def of_reward(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """A run's detectors that read the held-out reward -> their parameters."""
+    """Detector of the run's config that reads the held-out reward -> its parameters."""
     configured = config["collapse"]["detectors"]
     return {name: configured[name] for name in ("drawdown", "learning") if name in configured}
 
 
 def reread(rows: list[dict[str, float]], config: dict[str, Any]) -> dict[str, int]:
-    """Detector -> step of onset, from running a config's detectors of held-out reward on the evaluations `rows`."""
+    """Run the detectors of held-out reward of `config` on the evaluations `rows`. Returns detector -> step of onset."""
     return {name: event["onset"] for name, event in detect(rows, of_reward(config)).items()}
 
 
 def robustness(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evaluated: Curves) -> pd.DataFrame:
-    """Number of runs with a drawdown, a row per arm, a column per definition (δ, m); missing where no run has the evaluations."""
+    """Number of runs with a drawdown: a row per arm, a column per definition (DELTAS x LENGTHS). NaN: no run can be judged."""
     definitions = pd.MultiIndex.from_product([DELTAS, LENGTHS], names=["delta", "consecutive"])
     counts: dict[str, np.ndarray] = {}
     for run in runs.itertuples():
@@ -51,7 +51,7 @@ def robustness(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evaluated
 
 
 def _fires(rows: list[dict[str, float]], configured: dict[str, Any]) -> list[bool]:
-    """Whether a drawdown of each definition fires, in the order of DELTAS x LENGTHS. If the first does not, none does."""
+    """Whether the drawdown detector fires on `rows` by each definition of DELTAS x LENGTHS. If the first does not, none does."""
     fired: list[bool] = []
     for delta, m in product(DELTAS, LENGTHS):
         possible = not fired or fired[0]
@@ -60,7 +60,7 @@ def _fires(rows: list[dict[str, float]], configured: dict[str, Any]) -> list[boo
 
 
 def disagreements(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evaluated: Curves) -> list[str]:
-    """A sentence per detector that finds another onset in a run's recorded rows than the run's events state."""
+    """A sentence per run and detector whose onset computed from the run's evaluations differs from the run's event."""
     sentences = []
     for run, rows in evaluated.items():
         mine, watched = runs.loc[run], of_reward(configs[run])

@@ -1,11 +1,11 @@
-"""Dose and response: the reward of a policy over the size of a mismatch, for synthetic noise of one persistence.
+"""Dose and response: the reward of a policy over the size of its mismatch, for synthetic noise of one persistence.
 
-An arm with noise is a point. Its dose is the median over runs of K3, itself the median over steps; its response is the mean over
-runs of the mean of the last LAST held-out evaluations. The arms of one correction and persistence form a curve, which begins at
-the exact control with dose 0. Its fit f minimises Σ n_i·(f_i − r_i)² over f_0 ≥ f_1 ≥ …, n_i runs at dose i (isotonic
-regression), and is linear in √K3 between doses: √K3 grows as the log ratio does. It is undefined beyond the largest dose.
+An arm with noise is a point. Its dose is the median over runs of K3, itself the median over steps; its response r is the mean
+over runs of the mean of the LAST last held-out evaluations. The arms of one correction and persistence form a curve from
+the exact control with dose 0 on. Its fit f minimises Σ n_i·(f_i − r_i)² over f_0 ≥ f_1 ≥ …, with n_i runs at dose i (isotonic
+regression). f is linear in √K3 between doses, since √K3 grows as the log ratio does, and undefined beyond the largest dose.
     tolerated dose at a margin m = min {d: f(d) ≤ mean of the control − m}
-Bands are percentiles of draws of the runs of each arm, and of the control, with replacement. The doses are kept fixed.
+Bands are percentiles over resamples: the runs of each arm and of the control are drawn with replacement. The doses stay fixed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from analysis.statistics.tests import Interval
 KEYS = ("rollout.engine.noise", "rollout.engine.noise_persistence", "rollout.engine.noise_seed")
 """Config keys that determine the dose of synthetic noise."""
 LAST = 3
-"""Number of held-out evaluations, at the end of a run, whose mean is the run's response."""
+"""Number of held-out evaluations at the end of a run whose mean reward is the run's response."""
 LEAST = 3
-"""Minimum number of doses to which a curve is fitted."""
+"""Minimum number of doses (arms with different noise) to which a dose-response curve is fitted."""
 MARGIN = 0.05
 """Default loss of reward at which a dose counts as no longer tolerated."""
 REPS = 1000
@@ -33,9 +33,9 @@ REPS = 1000
 class Curve(NamedTuple):
     """A curve of reward over dose: the arms with noise of one loss, setting, correction and persistence, and their control.
 
-    doses: K3 in nats, ascending [D]. responses: D arrays, a value per run. measured: median persistence over 20 syncs, NaN if
-    unmeasured. level: the fit at the control and at each dose [1 + D]; drawn: the fits of bootstrap draws [REPS, 1 + D]; None
-    for too few doses. reference: mean of the control in each draw [REPS].
+    doses: K3 in nats per token, ascending [D]. responses: per dose, an array of the runs' rewards. measured: median persistence
+    over 20 syncs, NaN if unmeasured. level: the fit at the control and each dose [1 + D]; drawn: the fit to each bootstrap draw
+    [REPS, 1 + D]; both None for too few doses. control: rewards of its runs. reference: their mean in each draw [REPS].
     """
 
     policy: str
@@ -53,16 +53,16 @@ class Curve(NamedTuple):
 
     @property
     def family(self) -> tuple[str, str, str]:
-        """(policy, loss, setting), which all curves of one control share."""
+        """(policy, loss, setting) of the curve, which all curves of one control share."""
         return self.policy, self.loss, self.setting
 
     @property
     def few(self) -> int:
-        """Number of runs of the arm with the fewest runs."""
+        """Number of runs of that arm of the curve, the control included, which has the fewest."""
         return min(map(len, (self.control, *self.responses)))
 
     def at(self, k3: np.ndarray | float) -> np.ndarray:
-        """The fit at the doses `k3`, and the lower and upper ends of its 95 % band, as [3, ...]; NaN beyond the largest dose."""
+        """The curve's fit at the doses `k3`, and the lower and upper end of its 95 % band, [3, ...]; NaN beyond its doses."""
         assert self.level is not None and self.drawn is not None
         known, asked = np.sqrt([0.0, *self.doses]), np.sqrt(np.asarray(k3, float))
         draws = np.array([np.interp(asked, known, level) for level in self.drawn])
@@ -70,7 +70,7 @@ class Curve(NamedTuple):
         return np.where(asked <= known[-1] * (1 + 1e-9), band, np.nan)
 
     def tolerated(self, margin: float) -> Interval:
-        """The K3 at which the fit has lost `margin` against the control; inf if it never does within the doses."""
+        """The K3 at which the curve's fit is `margin` below the control's mean reward; inf if it is not within the doses."""
         assert self.level is not None and self.drawn is not None
         known = np.sqrt([0.0, *self.doses])
         value = _crossing(known, self.level, self.control.mean() - margin)
@@ -79,7 +79,7 @@ class Curve(NamedTuple):
 
 
 class Real(NamedTuple):
-    """An arm in a real precision, a point beside the curves of noise. k3: nats. measured: persistence, NaN if none."""
+    """An arm with mismatch by a real precision. k3: nats per token. measured: persistence, NaN if none. responses: rewards."""
 
     policy: str
     loss: str
@@ -92,12 +92,12 @@ class Real(NamedTuple):
 
     @property
     def family(self) -> tuple[str, str, str]:
-        """(policy, loss, setting) of the arm, which it shares with a family of curves."""
+        """(policy, loss, setting) of the arm, as `Curve.family` has them."""
         return self.policy, self.loss, self.setting
 
 
 def _crossing(places: np.ndarray, level: np.ndarray, wanted: float) -> float:
-    """The square of the first place at which the line through (places, level) falls to `wanted`; inf if it never does."""
+    """The square of the first place where the line through the points (places, level) falls to `wanted`; inf if nowhere."""
     below = np.flatnonzero(level <= wanted)
     if not len(below):
         return np.inf
@@ -119,7 +119,7 @@ def fit(responses: list[np.ndarray]) -> np.ndarray:
 def points(
     runs: pd.DataFrame, configs: Mapping[str, Any], steps: pd.DataFrame, measures: pd.DataFrame, policies: Mapping[str, str]
 ) -> pd.DataFrame:
-    """A row per run and per policy whose reward the run recorded.
+    """A row per run and per policy whose held-out reward the run recorded: the dose and the response.
 
     Columns: policy, loss, setting, correction, precision, control, seed, noise, persistence (of the noise), k3, measured
     (persistence over 20 syncs), response. runs: the ended ones, named without KEYS. policies: metric -> policy in words.
@@ -181,7 +181,7 @@ def _curve(
 
 
 def precisions(table: pd.DataFrame) -> list[Real]:
-    """The arms in a table from `points` without noise, whose precision is not that of the control of their loss and setting."""
+    """The arms without noise in a table from `points` whose precision is not that of the control of their loss and setting."""
     if table.empty:
         return []
     own = table[table.control].groupby(["policy", "loss", "setting"]).precision.first().to_dict()

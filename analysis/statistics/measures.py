@@ -1,4 +1,4 @@
-"""Summaries of recorded metrics per run and per arm: mismatch, evaluations, causes of collapse, probes and cost."""
+"""Summaries of the metrics that runs recorded, per run and per arm: mismatch, evaluations, causes of collapse, cost."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def evaluations(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def causes(runs: pd.DataFrame) -> pd.DataFrame:
-    """Number of collapsed runs per arm, detector that dated the collapse, and cause; median_onset in RL steps."""
+    """A row per arm, detector that dated the collapse, and cause: the number of collapsed runs, and median_onset in RL steps."""
     collapsed = runs[runs.event].assign(cause=lambda runs: runs.cause.fillna("no warning"))
     counted = collapsed.groupby(["arm", "detector", "cause"], sort=False).onset.agg(["size", "median"]).reset_index()
     return counted.rename(columns={"size": "runs", "median": "median_onset"})
 
 
 def costs(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """A row per arm: median seconds of a step and of its parts, mean share of tokens rejected or weighted 0."""
+    """A row per arm: median seconds of an RL step and of its parts, and the mean shares of tokens rejected and weighted 0."""
     arm = per_row(steps, runs.arm)
     parts = {"time/step": "step_seconds", "time/generate": "generate_seconds", "time/train": "train_seconds"}
     table = pd.DataFrame({column: steps[name].groupby(arm).median() for name, column in parts.items() if name in steps})
@@ -85,7 +85,7 @@ def costs(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def probes(runs: pd.DataFrame, steps: pd.DataFrame, best: pd.Series, healthy: float) -> pd.DataFrame:
-    """A row per arm and probed precision: median K3, least sequence ESS and largest |log ratio| if it had sampled the rollouts.
+    """A row per arm and probed precision: the median K3, least sequence ESS and largest |log ratio| if it had been the sampler's.
 
     reached_healthy counts the ended runs of the arm with an evaluation of at least `healthy`.
     """
@@ -110,6 +110,6 @@ def probes(runs: pd.DataFrame, steps: pd.DataFrame, best: pd.Series, healthy: fl
 
 
 def median(values: pd.Series) -> float:
-    """The median of the values that are not NaN; NaN without a warning if there are none."""
+    """The median of the values that are not NaN; if there are none, NaN without numpy's warning."""
     known = values.dropna()
     return float(known.median()) if len(known) else np.nan

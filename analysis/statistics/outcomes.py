@@ -16,13 +16,13 @@ SIGNIFICANT = 0.05
 
 
 def outcomes(runs: pd.DataFrame, final: pd.Series, references: dict[str, str], combinations: pd.DataFrame) -> pd.DataFrame:
-    """A row per arm: the outcomes of its runs, the steps gained on its reference arm, and the last reward.
+    """A row per arm: the outcomes of its runs, their last rewards, and the comparison with its reference arm.
 
-    collapsed of known runs, with collapsed_share; horizon τ, common to all arms, and rmst up to it, optimizer steps; final_iqm
-    and final_mean of the last reward; steps_gained and reward_gained on the `reference` arm. Each estimate x has its interval
-    x_low, x_high. collapse_p and reward_p are exact, *_holm_p are Holm-adjusted over the comparisons of one `question`
-    (precision or correction), least_p is the p at full separation of the seeds. note: weaknesses of the comparison. Shares
-    are of runs whose outcome is known; survival times use the censored records of the others too.
+    collapsed: runs of the `known` ones, whose outcome is known; collapsed_share. rmst: restricted mean survival time up to the
+    horizon τ, common to all arms, in optimizer steps; it uses the censored records of unfinished runs too. final_iqm, final_mean:
+    of the last reward. steps_gained, reward_gained: on the `reference` arm. Each estimate x has its interval x_low, x_high.
+    collapse_p and reward_p are exact, *_holm_p Holm-adjusted over the comparisons of one `question` (precision or correction).
+    least_p: the p if all runs of one arm were above those of the other. note: weaknesses of the comparison.
     """
     placed = combinations.set_index("arm")[["least", "most", "from_control"]]
     tau = survival.horizon(runs)
@@ -58,14 +58,14 @@ def _interval(name: str, interval: tests.Interval) -> dict[str, float]:
 
 
 def averages(final: pd.Series, strata: pd.Series) -> dict[str, float]:
-    """The interquartile mean final_iqm and the mean final_mean of last rewards, with bootstrap intervals within `strata`."""
+    """Interquartile mean final_iqm and mean final_mean of last rewards, each with _low and _high of a bootstrap in `strata`."""
     middle = bootstrap(final, strata, iqm, np.random.default_rng(RESAMPLING))
     mean = bootstrap(final, strata, np.mean, np.random.default_rng(RESAMPLING))
     return _interval("final_iqm", middle) | _interval("final_mean", mean)
 
 
 def _against(runs: pd.DataFrame, mine: pd.DataFrame, reference: str | None, tau: float, final: pd.Series) -> dict[str, object]:
-    """The comparison of an arm with its reference arm, over the runs that have made a step."""
+    """Columns of `outcomes` that compare an arm, with runs `mine`, with its reference arm, over runs that have made a step."""
     never = int((mine.outcome == "never learned").sum())
     notes = [f"{never} never learned, counted as not collapsed"] if never else []
     untested = {"collapse_p": np.nan, "reward_p": np.nan}
@@ -97,9 +97,9 @@ def _against(runs: pd.DataFrame, mine: pd.DataFrame, reference: str | None, tau:
 
 
 def pooled(runs: pd.DataFrame, final: pd.Series) -> pd.DataFrame:
-    """A row per precision and correction: the last reward over the strata (loss, setting) that all rows have; empty below two.
+    """A row per precision and correction: the last reward over the strata (pairs of loss and setting) that all rows have.
 
-    Bootstraps draw within each stratum.
+    Bootstraps draw runs within each stratum. The table is empty if there are fewer than two rows or two common strata.
     """
     runs = runs[runs.outcome != "unfinished"]
     runs = runs.assign(final=final[runs.index], stratum=runs.loss + " " + runs.setting).dropna(subset=["final"])

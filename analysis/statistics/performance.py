@@ -14,7 +14,7 @@ HEALTHY = 0.95
 
 
 def iqm(values: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Interquartile mean of values without NaN: a quarter of them, rounded down, is cut off at each end. It hides collapses."""
+    """Interquartile mean of values without NaN: a quarter of them, rounded down, is left out at each end. It hides collapses."""
     n = values.shape[axis]
     kept = range(n // 4, n - n // 4)
     return np.partition(values, (kept[0], kept[-1]), axis).take(kept, axis).mean(axis)
@@ -23,7 +23,7 @@ def iqm(values: np.ndarray, axis: int = -1) -> np.ndarray:
 def bootstrap(
     values: pd.Series, strata: pd.Series, statistic: Callable[..., np.ndarray], rng: np.random.Generator, reps: int = 2000
 ) -> Interval:
-    """`statistic` of all values, with the percentile interval of draws within each stratum, too narrow below six values."""
+    """`statistic` of all values, with a bootstrap interval from draws within each stratum. Below six values it is too narrow."""
     groups = [group.to_numpy(float) for _, group in values.groupby(strata.to_numpy())]
     drawn = np.concatenate([group[rng.integers(0, len(group), (reps, len(group)))] for group in groups], axis=1)
     point = float(statistic(np.concatenate(groups)))

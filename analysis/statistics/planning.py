@@ -1,4 +1,4 @@
-"""The number of seeds that a claim needs, by the power of t tests. An exact test of equal spread has slightly less."""
+"""The number of seeds that a claim about two arms needs, by the power of t tests. An exact test has slightly less power."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from scipy.integrate import quad
 from scipy.stats import chi2, nct, norm, t
 
 LARGEST = 1000
-"""Maximum number of seeds an arm that a plan considers."""
+"""Maximum number of seeds per arm that a plan considers."""
 
 
 def power_of_difference(n: int, spread: float, difference: float, alpha: float = 0.05) -> float:
-    """Probability that a two-sided t test of n against n seeds finds a true difference. spread: between seeds.
+    """Probability that a two-sided t test of n against n seeds at level `alpha` finds a true `difference` of mean rewards.
 
-    T is noncentral t with ν = 2n − 2 and λ = difference / (spread·√(2/n)); power = P(|T| > t_{1−α/2, ν}).
+    spread: standard deviation of the reward between seeds. The test's T is noncentral t with ν = 2n − 2 and
+    λ = difference / (spread·√(2/n)); power = P(|T| > t_{1−α/2, ν}).
     """
     degrees, shift = 2 * n - 2, difference / (spread * (2 / n) ** 0.5)
     critical = t.ppf(1 - alpha / 2, degrees)
@@ -25,7 +26,7 @@ def power_of_difference(n: int, spread: float, difference: float, alpha: float =
 
 
 def power_of_equivalence(n: int, spread: float, margin: float, alpha: float = 0.05) -> float:
-    """Probability that TOST of n against n seeds shows equivalence within the margin of two arms that are equal.
+    """Probability that two one-sided t tests (TOST) of n against n seeds show two equal arms to be equivalent within `margin`.
 
     With e = spread·√(2/n), s the pooled standard deviation and ν = 2n − 2, TOST rejects when
     |x̄ − ȳ| < margin − t_{1−α, ν}·s·√(2/n). x̄ − ȳ and s are independent, and ν·s²/spread² ~ χ²_ν:
@@ -44,19 +45,19 @@ def power_of_equivalence(n: int, spread: float, margin: float, alpha: float = 0.
 
 
 def seeds_needed(power: Callable[[int], float], wanted: float, least: int = 2) -> int | None:
-    """The smallest number of seeds an arm, from `least` to LARGEST, with the wanted power, which grows with it; None if none."""
+    """The smallest number of seeds per arm, from `least` to LARGEST, with the power `wanted`; None if none has it."""
     if power(LARGEST) < wanted:
         return None
     return next(n for n in count(least) if power(n) >= wanted)
 
 
 def least_seeds(alpha: float, sides: int) -> int:
-    """The smallest n for which an exact test of n against n runs can have p ≤ alpha. The least p is sides / C(2n, n)."""
+    """The smallest n for which an exact test of n against n runs can have p ≤ alpha. Its least p is sides / C(2n, n)."""
     return next(n for n in count(2) if sides / comb(2 * n, n) <= alpha)
 
 
 def spread_of(values: np.ndarray, confidence: float = 0.8) -> tuple[float, float]:
-    """The standard deviation s between seeds, and its upper limit s·√((n−1)/χ²_{1−confidence, n−1}): 1.6·s for five seeds."""
+    """Standard deviation s of the values of n seeds, and its upper limit s·√((n−1)/χ²_{1−confidence, n−1}): 1.6·s for n = 5."""
     values = np.asarray(values, float)
     deviation = float(values.std(ddof=1))
     return deviation, deviation * float(((len(values) - 1) / chi2.ppf(1 - confidence, len(values) - 1)) ** 0.5)

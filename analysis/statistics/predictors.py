@@ -1,6 +1,6 @@
-"""Diagnostics as warnings of a collapse: their lead time, their false alarms, and their ranking of runs at any step.
+"""Diagnostics as warnings of a collapse: their lead time, false alarms, and how well they rank runs by risk at any step.
 
-A diagnostic alarms at the first step at which its running median over WINDOW steps passes a threshold.
+A diagnostic raises an alarm at the first step at which its running median over WINDOW steps reaches a threshold.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DIAGNOSTICS = {
 
 
 class Signal(NamedTuple):
-    """A diagnostic of a run by step, signed so that high is bad. smooth: its running median. level: its highest median so far."""
+    """A run's diagnostic by step, signed so that high is bad. smooth: its running median. level: the highest median so far."""
 
     steps: np.ndarray
     level: np.ndarray
@@ -38,7 +38,7 @@ class Signal(NamedTuple):
 
 
 def signals(steps: pd.DataFrame, metric: str) -> dict[str, Signal]:
-    """Run -> its signal of a diagnostic, for the runs that recorded it."""
+    """Run -> its signal of the diagnostic `metric`, for the runs that recorded this metric."""
     sign = DIAGNOSTICS[metric]
     rows = steps.loc[steps[metric].notna(), ["run", "step", metric]]
     at, values = rows.step.to_numpy(), sign * rows[metric].to_numpy()
@@ -50,7 +50,7 @@ def signals(steps: pd.DataFrame, metric: str) -> dict[str, Signal]:
 
 
 def _running_median(values: np.ndarray) -> np.ndarray:
-    """Running median of the finite values among the last WINDOW, for values [N]; NaN where none is finite."""
+    """Median of the finite ones among the last WINDOW values up to each of `values` [N]; NaN where none is finite."""
     padded = np.full(WINDOW - 1 + len(values), np.nan)
     padded[WINDOW - 1 :] = np.where(np.isfinite(values), values, np.nan)
     windows = np.sort(np.lib.stride_tricks.sliding_window_view(padded, WINDOW), axis=1)  # NaN comes last
@@ -65,7 +65,7 @@ def alarm(signal: Signal, threshold: float) -> float:
 
 
 def auc_at(score: np.ndarray, case: np.ndarray) -> float:
-    """Area under the ROC curve: P(score of a case > score of a control), ties counting half. NaN if a score is NaN."""
+    """Area under the ROC curve: P(score of a case > score of a non-case), ties counting half; NaN if a score is NaN."""
     if np.isnan(score).any():
         return np.nan
     cases, controls = score[case], np.sort(score[~case])
@@ -74,7 +74,7 @@ def auc_at(score: np.ndarray, case: np.ndarray) -> float:
 
 
 def time_dependent_auc(runs: pd.DataFrame, by_run: dict[str, Signal], ahead: int = HORIZON, spacing: int = 5) -> float:
-    """Cumulative AUC, averaged over landmarks t and sources of mismatch with the number of cases as weight.
+    """Mean AUC of a diagnostic over landmark steps t and sources of mismatch, weighted by the number of cases.
 
     Runs are ranked within a source, since K3 separates fp8 from fp32 without predicting a collapse. Among the runs not
     collapsed at t, cases collapse in (t, t + ahead] and controls are recorded beyond t + ahead without a collapse; all other
@@ -107,7 +107,7 @@ def _at(signal: Signal, steps: np.ndarray) -> np.ndarray:
 
 
 def best_threshold(runs: pd.DataFrame, by_run: dict[str, Signal]) -> float:
-    """The threshold with the largest share of collapses detected less that of false alarms; NaN without both kinds of runs.
+    """The threshold with the largest share of detected collapses minus that of false alarms; NaN without both kinds of runs.
 
     It lies halfway between the levels that runs reached on either side. Among equally good thresholds it is the middle one.
     """
@@ -115,15 +115,15 @@ def best_threshold(runs: pd.DataFrame, by_run: dict[str, Signal]) -> float:
 
 
 def reached(runs: pd.DataFrame, by_run: dict[str, Signal]) -> np.ndarray:
-    """The highest level of a signal in each run, before the onset of a collapse (−inf without a step there) or up to the end."""
+    """Per run, its signal's highest level before the onset of a collapse (−inf without a step there), or up to the end."""
     ends = [np.searchsorted(by_run[run].steps, onset) for run, onset in runs.onset.where(runs.event, np.inf).items()]
     return np.array([by_run[run].level[end - 1] if end else -np.inf for run, end in zip(runs.index, ends, strict=True)])
 
 
 def _threshold(levels: np.ndarray, event: np.ndarray) -> float:
-    """The threshold with the best skill for runs that reached `levels` [N]; NaN without both kinds of runs.
+    """The threshold with the best skill on runs whose signal reached `levels` [N]; NaN without both kinds of runs.
 
-    event [N]: whether each run collapsed. Skill is the share of collapsed runs at or above it, less that of the others.
+    event [N]: whether each run collapsed. Skill is the share of collapsed runs at or above the threshold, minus that of others.
     """
     if not event.any() or event.all():
         return np.nan
@@ -180,7 +180,7 @@ def evaluate(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _left_out(runs: pd.DataFrame, by_run: dict[str, Signal]) -> tuple[np.ndarray, np.ndarray]:
-    """Results by leaving out a seed: (lead of each collapsed run or NaN, whether each other run had a false alarm)."""
+    """(lead in steps of each collapsed run, or NaN; whether each other run had a false alarm), by thresholds of other seeds."""
     lead, false = [], []
     levels, event = reached(runs, by_run), runs.event.to_numpy(bool)
     for seed, mine in runs.groupby("seed", sort=False):

@@ -1,4 +1,4 @@
-"""Rules of choice: information on a run without correction -> an arm, and the reward that a rule loses. No torch.
+"""Rules that choose a correction from measurements of a run without correction, and the reward that a rule loses. No torch.
 
 The study of the verdict (docs/decision.md) tunes and scores such rules, and `faultline replay` follows the one that it supports.
 """
@@ -14,14 +14,14 @@ import numpy as np
 import pandas as pd
 
 ARMS = ("none", "token", "sequence", "mask", "geometric")
-"""Arms that compete for the best of a regime. Token and sequence truncate at 2, mask is the sequence mask at 2."""
+"""Corrections of which one is the best in a regime. token and sequence truncate weights at 2, mask masks sequences above 2."""
 
 
 class Seen(NamedTuple):
-    """The information from which a rule chooses an arm for a run: that of the run without correction.
+    """The measurements of a run without correction from which a rule chooses one of ARMS.
 
-    k3: nats per token. persistence: over 20 syncs, 0 if unmeasured. tokens: mean of a response. verdict: the arm that the
-    current verdict of `faultline replay` names.
+    k3: in nats per token. persistence: of the log ratios over 20 syncs, 0 if unmeasured. tokens: mean number per response.
+    verdict: the arm that the current verdict of `faultline replay` names.
     """
 
     k3: float
@@ -31,15 +31,15 @@ class Seen(NamedTuple):
 
 
 Rule = Callable[[Seen], str]
-"""A rule of choice: information on an uncorrected run -> an arm."""
+"""A rule: measurements of an uncorrected run -> the chosen arm, one of ARMS."""
 
 
 @dataclass(frozen=True)
 class Cutoffs:
-    """The rule of verdict v2 for one deployed policy, with its cut-offs.
+    """The rule of version 2 of the verdict for one deployed policy, with its cut-offs.
 
-    The rule chooses no correction below `k3` or below `persistence`. Otherwise it chooses `short` for responses of at most
-    `tokens`, and `long` for longer ones.
+    The rule chooses no correction for a run below `k3` or below `persistence`. Otherwise it chooses the arm `short` for a mean
+    response of at most `tokens` tokens, and the arm `long` for a longer one.
     """
 
     k3: float = 0.0
@@ -59,9 +59,9 @@ def constant(arm: str) -> Rule:
 
 
 def regret(ends: pd.DataFrame, chosen: Mapping[int, str]) -> float:
-    """The regret of a rule: its loss in reward against the best arm of a regime, chosen on other seeds than it is scored on.
+    """The regret of a rule in a regime: the reward it loses against the best arm, which is chosen on other seeds than scored.
 
-    ends: [seeds, arms]. chosen: seed -> arm of the rule. For each choice S of half of the seeds, rounded down,
+    ends: last rewards [seeds, arms]. chosen: seed -> arm by the rule. For each choice S of half of the seeds, rounded down,
         best(S) = argmax over ARMS of the mean of S
         regret(S) = mean over the other seeds s of ends[s, best(S)] − ends[s, chosen(s)]
     and the regret is the mean over all S. If the best arm were chosen and scored on the same seeds, its noise would count as

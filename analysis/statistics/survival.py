@@ -1,4 +1,4 @@
-"""Time to collapse: survival curves with their bands, and differences of the restricted mean survival time.
+"""Time to collapse of runs: survival curves with their bands, and differences of the restricted mean survival time.
 
 Times are in optimizer steps. `event` is True for a run that collapsed, False for one whose record ended before (administrative
 censoring). The bands of Kaplan-Meier curves are those of Fay, Brittain and Proschan, which hold for few seeds.
@@ -13,15 +13,15 @@ from scipy.special import betaincinv  # a fifth of the time that scipy.stats tak
 from analysis.statistics.tests import Interval, percentiles
 
 FEW = 5
-"""Maximum number of runs of an arm for which each run is shown: the range of five covers the median with less than 95%."""
+"""Maximum number of runs of an arm for which each run is shown. The range of five covers the median with less than 95%."""
 ENOUGH = 10
-"""Minimum number of collapses for drawing times to collapse and for ranking diagnostics; with fewer a ranking is chance."""
+"""Minimum number of collapses for drawing times to collapse and ranking diagnostics. With fewer, a ranking is chance."""
 
 
 def kaplan_meier(time: np.ndarray, event: np.ndarray) -> pd.DataFrame:
-    """The Kaplan-Meier curve Ŝ(t) = Π_{t_i ≤ t} (1 − d_i/n_i), with columns time, survival, lower, upper, at_risk.
+    """The Kaplan-Meier curve Ŝ(t) = Π_{t_i ≤ t} (1 − d_i/n_i): a row at 0 and each time t_i, with d_i collapses of n_i at risk.
 
-    It has a row at 0 and at each time t_i, with d_i collapses among n_i runs at risk.
+    Columns: time, survival, lower, upper, at_risk. time, event: of each run, see the module.
 
     The pointwise band, from t to the next time, is the beta product confidence procedure (Fay, Brittain and Proschan,
     Biostatistics 14:723, 2013): S(t) lies between the α/2 quantile of Π_{t_i ≤ t} Beta(n_i − d_i + 1, d_i) · Beta(n, 1), n still
@@ -48,7 +48,7 @@ def _moments(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _beta_quantile(share: float, first: np.ndarray, second: np.ndarray, sure: float) -> np.ndarray:
-    """The quantile `share` of the Beta distribution with E X = `first` and E X² = `second`; `sure` if the variance is 0."""
+    """The quantile `share` of the Beta distribution with E X = `first` and E X² = `second`; `sure` where its variance is 0."""
     variance = second - first**2
     known = variance > 1e-15
     scale = (first - second) / np.where(known, variance, 1.0)
@@ -56,7 +56,7 @@ def _beta_quantile(share: float, first: np.ndarray, second: np.ndarray, sure: fl
 
 
 def rmst(time: np.ndarray, event: np.ndarray, tau: float) -> np.ndarray:
-    """Restricted mean survival time ∫₀^τ Ŝ(t) dt, in steps, over the last axis of samples [..., n]; uncensored, E min(T, τ)."""
+    """Restricted mean survival time ∫₀^τ Ŝ(t) dt of samples [..., n] of n runs, in steps; uncensored, the mean of min(T, τ)."""
     time, event = np.atleast_2d(time).astype(float), np.atleast_2d(event)
     # At equal times collapses count before censored ends, since a run that ended there was still at risk.
     order = np.lexsort((~event, time), axis=-1)
@@ -72,10 +72,10 @@ def rmst(time: np.ndarray, event: np.ndarray, tau: float) -> np.ndarray:
 def rmst_difference(
     arm: pd.DataFrame, reference: pd.DataFrame, tau: float, rng: np.random.Generator, reps: int = 2000
 ) -> Interval:
-    """Difference of the restricted mean survival times of arm and reference, optimizer steps, with a bootstrap over seeds.
+    """Restricted mean survival time of an arm minus that of its reference, in optimizer steps, with a bootstrap over seeds.
 
-    Arms (columns seed, time, event) of equal seeds are resampled together: a seed fixes the warm start and the order of
-    prompts.
+    arm, reference: a row per run with seed, time, event. If both have the same seeds, they are resampled together, since a seed
+    fixes the warm start and the order of prompts.
     """
     one, other = arm.sort_values("seed"), reference.sort_values("seed")
     picks = rng.integers(0, len(one), (reps, len(one)))
@@ -94,7 +94,7 @@ def paired_by_seed(one: pd.DataFrame, other: pd.DataFrame) -> bool:
 
 
 def horizon(runs: pd.DataFrame) -> float:
-    """The horizon τ in optimizer steps, up to which the survival curve of every arm is known.
+    """The latest time τ in optimizer steps up to which the survival curve of every arm is known.
 
     An arm's curve is known up to its longest time. If all runs at that time collapsed, the curve is 0 and known for good.
     Arms without a run of known outcome are left out, since they would cut the comparison of all others short.

@@ -20,7 +20,7 @@ import numpy as np
 from scipy.special import betaincinv  # a fifth of the time that scipy.stats takes to import
 
 ENUMERATED = 200_000
-"""Maximum number of rearrangements that are all enumerated; if there are more, a tenth of this number is sampled."""
+"""Maximum number of rearrangements of runs that a test enumerates. If there are more, a tenth of this number is sampled."""
 
 
 class Interval(NamedTuple):
@@ -32,7 +32,7 @@ class Interval(NamedTuple):
 
 
 class Rearranged(NamedTuple):
-    """A statistic `observed` and its null distribution `sums` [N]. drawn: 1 if these are a sample, which lacks `observed`."""
+    """A statistic `observed` and its values `sums` [N] under the null. drawn: 1 if these are a sample, which lacks `observed`."""
 
     observed: float
     sums: np.ndarray
@@ -40,12 +40,12 @@ class Rearranged(NamedTuple):
 
     @property
     def two_sided(self) -> float:
-        """Two-sided p: the share of the rearrangements whose |sum| is at least the observed one."""
+        """Two-sided p: the share of the rearrangements whose |statistic| is at least the observed one."""
         return self._share(np.abs(self.sums) >= abs(self.observed) - 1e-9)
 
     @property
     def upper(self) -> float:
-        """One-sided p: the share of the rearrangements whose sum is at least the observed one."""
+        """One-sided p: the share of the rearrangements whose statistic is at least the observed one."""
         return self._share(self.sums >= self.observed - 1e-9)
 
     def _share(self, extreme: np.ndarray) -> float:
@@ -53,7 +53,7 @@ class Rearranged(NamedTuple):
 
 
 def permuted(scores: np.ndarray, group: np.ndarray, rng: np.random.Generator) -> Rearranged:
-    """The permutation distribution of a sum of scores [n], over subsets of the size of `group` [n], a bool per score."""
+    """The sum of `scores` [n] where `group` [n] (bools) is true, and its distribution over all subsets of the same size."""
     group = np.asarray(group, bool)
     size, n = int(group.sum()), len(group)
     observed = float(scores[group].sum())
@@ -64,7 +64,7 @@ def permuted(scores: np.ndarray, group: np.ndarray, rng: np.random.Generator) ->
 
 
 def sign_flipped(differences: np.ndarray, rng: np.random.Generator) -> Rearranged:
-    """The distribution of a sum of differences [n] over all sign patterns (Fisher, The Design of Experiments, 1935, § 21)."""
+    """The sum of `differences` [n], and its distribution over all signs (Fisher, The Design of Experiments, 1935, § 21)."""
     n = len(differences)
     if 2**n <= ENUMERATED:
         signs = 1 - 2 * (np.arange(2**n)[:, None] >> np.arange(n) & 1)
@@ -82,9 +82,10 @@ def _rearranged(x: np.ndarray, y: np.ndarray, paired: bool, rng: np.random.Gener
 
 
 def difference_p(x: np.ndarray, y: np.ndarray, paired: bool = False, rng: np.random.Generator | None = None) -> float:
-    """Two-sided exact p of H0: δ = E x − E y = 0. paired: x_i and y_i share a seed or a regime. rng: by default a fixed one.
+    """Two-sided exact p of H0: δ = E x − E y = 0. x, y: a value per run of two arms. paired: x_i, y_i share a seed or regime.
 
-    Five unpaired seeds an arm give p ≥ 0.008, five pairs p ≥ 0.06. Seeds that make runs alike make an unpaired p too large.
+    With five unpaired seeds per arm, p ≥ 0.008; with five pairs, p ≥ 0.06. An unpaired p is too large if equal seeds make runs
+    alike. rng: draws the sample of rearrangements; fixed by default.
     """
     return _rearranged(x, y, paired, rng or np.random.default_rng(0)).two_sided
 
@@ -92,9 +93,9 @@ def difference_p(x: np.ndarray, y: np.ndarray, paired: bool = False, rng: np.ran
 def non_inferior_p(
     x: np.ndarray, y: np.ndarray, margin: float, paired: bool = False, rng: np.random.Generator | None = None
 ) -> float:
-    """One-sided exact p of H0: δ = E x − E y ≤ −margin. A small p: x is worse by less than the margin, or better.
+    """One-sided exact p of H0: δ = E x − E y ≤ −margin. A small p shows that x is worse by less than the margin, or better.
 
-    The margin is in the units of the endpoint. It may be 0, for a claim that x is better. H0 is rejected if x + margin lies
+    x, y: a value per run. The margin has their unit. It may be 0, for a claim that x is better. H0 is rejected if x + margin lies
     above y. Unpaired, p ≥ 1/C(n + m, n). A rare collapse is no shift: it changes the mean and is not in most small samples. So
     a claim also needs the share of collapses that the seeds leave possible.
     """
@@ -104,9 +105,9 @@ def non_inferior_p(
 def equivalent_p(
     x: np.ndarray, y: np.ndarray, margin: float, paired: bool = False, rng: np.random.Generator | None = None
 ) -> float:
-    """Exact p of H0: |δ| ≥ margin with δ = E x − E y, the larger p of two one-sided tests (TOST).
+    """Exact p of H0: |δ| ≥ margin with δ = E x − E y, the larger p of two one-sided tests (TOST). x, y: a value per run.
 
-    Source: Schuirmann, J. Pharmacokinet. Biopharm. 15:657, 1987. The margin is in the units of the endpoint. A rare collapse is
+    Source: Schuirmann, J. Pharmacokinet. Biopharm. 15:657, 1987. The margin has the unit of x and y. A rare collapse is
     not in most small samples, so a claim also needs the share of collapses that the seeds leave possible.
     """
     rng = rng or np.random.default_rng(0)
@@ -114,9 +115,9 @@ def equivalent_p(
 
 
 def logrank_p(time: np.ndarray, event: np.ndarray, group: np.ndarray, rng: np.random.Generator) -> float:
-    """Two-sided exact p of the log-rank statistic |O − E|, over the runs where `group` is True; all arguments are [n].
+    """Two-sided exact p of the log-rank statistic |O − E|: collapses observed and expected among the runs where `group` is true.
 
-    O − E = Σ_{i in group} (δ_i − Λ̂(t_i)), δ_i the event and Λ̂ the Nelson-Aalen estimate of all runs: a sum of fixed scores.
+    All arguments are [n]. O − E = Σ_{i in group} (δ_i − Λ̂(t_i)), δ_i the event, Λ̂ the Nelson-Aalen estimate of all runs.
     """
     time, event = np.asarray(time, float), np.asarray(event, bool)
     at = np.unique(time[event])
@@ -142,18 +143,18 @@ def holm(p: np.ndarray) -> np.ndarray:
 
 
 def holm_of_planned(p: list[float], planned: int) -> np.ndarray:
-    """Holm's adjustment of the p-values `p` in a family of `planned` comparisons. Comparisons without runs count with p = 1."""
+    """Holm's adjustment of the p-values `p` among `planned` comparisons. Comparisons that were not run count with p = 1."""
     return holm(np.array(p + [1.0] * (planned - len(p))))[: len(p)]
 
 
 def percentiles(value: float, drawn: np.ndarray) -> Interval:
-    """The percentile interval of bootstrap draws; NaN if all draws are equal, since a width of 0 would claim certainty."""
+    """An estimate `value` with the 95% percentile interval of its bootstrap draws; NaN limits if all draws are equal."""
     lower, upper = np.quantile(drawn, [0.025, 0.975])
     return Interval(float(value), *((float(lower), float(upper)) if lower < upper else (np.nan, np.nan)))
 
 
 def fraction(count: int, n: int) -> Interval:
-    """The share count/n with Clopper and Pearson's exact interval, from Beta quantiles; NaN for n = 0."""
+    """The share count/n of n runs with Clopper and Pearson's exact 95% interval, from Beta quantiles; NaN for n = 0."""
     if n == 0:
         return Interval(np.nan, np.nan, np.nan)
     lower = float(betaincinv(count, n - count + 1, 0.025)) if count else 0.0

@@ -1,9 +1,9 @@
-"""`python -m experiments.faults`: make the dumps of the plan, diagnose each, and print how they were named.
+"""`python -m experiments.faults`: make the planned dumps, diagnose each, and print how often the diagnosis named the fault.
 
     python -m experiments.faults --make recorded chain runs smollm2 vllm   # makes, diagnoses, records and prints
     python -m experiments.faults                                      # prints what is recorded
 
-Every dump is a row of the record. Existing rows are not computed again, so a stopped command can be resumed.
+Every dump has a row in the record. Existing rows are not computed again, so a stopped command can be resumed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ FIELDS = (
     *Key._fields, "responses", "tokens", "kind", "named", "question", "strength", "k3", "z", "surprise_z", "baseline",
     "bare_kind", "bare_named", "bare_question",
 )  # fmt: skip
-"""Columns of the record. bare_*: the answer to the same dump without entropies and without a baseline."""
+"""Columns of the record. bare_*: the diagnosis of the same dump without the trainer's entropies and without a baseline K3."""
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Record the dumps that the record lacks, then print the report."""
+    """Make and diagnose the planned dumps that the record lacks, add a row for each, then print the report."""
     done = keys(arguments.record)
     for made in dumps(arguments, lambda key: str(key) not in done):
         add(arguments.record, judged(made))
@@ -38,7 +38,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def dumps(arguments: argparse.Namespace, wanted: inject.Wanted) -> Iterator[Made]:
-    """Generate the wanted dumps of the chosen parts of the plan."""
+    """Generate the dumps that `wanted` accepts, from the parts of the plan chosen by the command-line arguments."""
     made = {
         "recorded": lambda: inject.recorded(wanted),
         "chain": lambda: inject.chain(arguments.runs, wanted),
@@ -51,7 +51,7 @@ def dumps(arguments: argparse.Namespace, wanted: inject.Wanted) -> Iterator[Made
 
 
 def keys(record: Path) -> set[str]:
-    """Return the keys of all rows of a record, as text."""
+    """Return the keys of all rows of a record as strings; empty if there is no such file."""
     if not record.exists():
         return set()
     with record.open() as file:
@@ -59,15 +59,14 @@ def keys(record: Path) -> set[str]:
 
 
 def judged(made: Made) -> dict[str, Any]:
-    """Diagnose a dump and return the result as a row of the record."""
+    """Diagnose the fault of a dump, and return the result as a row of the record: a dict with the keys FIELDS."""
     arm = made.key.precision
     precision = "fp8_tensor" if arm.startswith("staleness") or arm in ("partial", "moe", "moe_r3") else arm
-    bare = diagnose(made.batch, precision=precision, lag=made.lag, tokens=made.tokens)
+    bare = diagnose(made.batch, usual=precision, lag=made.lag, tokens=made.tokens)
     found = bare
     if made.entropy is not None or made.baseline is not None:
-        found = diagnose(
-            made.batch, precision=precision, baseline=made.baseline, lag=made.lag, tokens=made.tokens, entropy=made.entropy
-        )
+        usual = precision if made.baseline is None else made.baseline
+        found = diagnose(made.batch, usual=usual, lag=made.lag, tokens=made.tokens, entropy=made.entropy)
     statistics = found.statistics
     numbers = found.strength, statistics["tails/k3"], statistics["identity/z"], statistics["surprise/z"], made.baseline or 0.0
     values = (
@@ -78,7 +77,7 @@ def judged(made: Made) -> dict[str, Any]:
 
 
 def add(record: Path, row: dict[str, Any]) -> None:
-    """Append a row to the record file."""
+    """Append a row to the record file, and print it."""
     record.parent.mkdir(parents=True, exist_ok=True)
     new = not record.exists()
     with record.open("a", newline="") as file:

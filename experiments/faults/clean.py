@@ -1,4 +1,4 @@
-"""Arms without a fault: short runs on the chain task, whose dumps the diagnosis must call consistent."""
+"""Arms without a fault: short RL runs on the chain task. The diagnosis must call their dumps consistent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BASE = (
     f"dump.every={EVERY}",
 )
 STEPS = tuple(range(0, LAST, EVERY))
-"""Training steps of a run whose batch is dumped."""
+"""Training steps of a run at which its batch is dumped."""
 MIXTURE = ("model=moe", "rollout/precision=fp8_tensor")
 PRECISIONS = ("fp32", "bf16", "fp16", "fp8_tensor", "fp8_channel", "int8", "nvfp4", "nvfp4_w4a4")
 ARMS: dict[str, tuple[str, ...]] = {
@@ -42,10 +42,10 @@ ARMS: dict[str, tuple[str, ...]] = {
     **{f"staleness_{k}": ("rollout/precision=fp8_tensor", f"rollout.staleness={k}") for k in (1, 2, 4)},
     "partial": ("rollout/precision=fp8_tensor", "rollout.partial_tokens=5"),
 }
-"""Name of an arm without a fault -> config overrides of its runs."""
+"""Name of an arm, a kind of run without a fault -> config overrides of its runs."""
 
 
 def config(folder: Path, arm: str, seed: int, *more: str) -> Config:
-    """The config of an arm's run. The run's folder is named by a hash, below `folder`/<seed>-<arm>. more: further overrides."""
+    """The config of a run of an arm. The run's folder, named by a hash, is in `folder`/<seed>-<arm>. more: further overrides."""
     own = (f"run.root={folder}", f"run.sweep={seed}-{arm}", f"seed={seed}")
     return parse(compose(*BASE, *own, *ARMS[arm], *more))

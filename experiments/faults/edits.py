@@ -1,4 +1,4 @@
-"""Bookkeeping faults, made by editing a dump without a fault."""
+"""Bookkeeping faults, made by editing the batch of a dump without a fault."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ SIZES: dict[str, tuple[float, ...]] = {
     "eos_trainer": (0.1, 0.5, 1.0),
     "eos_rollout": (0.1, 0.5, 1.0),
 }
-"""Fault -> its sizes.
+"""Name of an edited fault -> its tested sizes.
 
-rollout_zero, rollout_floor: share of tokens with 0 or -1e9 in the rollout's column.
-shift, permuted, eos_*: share of responses.
+rollout_zero, rollout_floor: share of tokens whose rollout log-probability becomes 0 or -1e9.
+shift, permuted, eos_*: share of responses that are edited.
 duplicates: share of rows that repeat another.
 prompt_fill: number of tokens with log-probability 0 in both columns before each response.
 padding: number of tokens with log-probability 0 after the longest response; shorter responses are filled up to its length."""
@@ -36,12 +36,12 @@ FLOOR = -1e9
 
 
 def edited(batch: Batch, fault: str, size: float, seed: int) -> Batch:
-    """Return the batch of a clean dump, edited to have a fault of the given size."""
+    """Return the batch of a dump without a fault, edited to have the named fault. size: see `SIZES`. seed: of random choices."""
     return EDITS[fault](batch, size, generator(seed, "fault edit"))
 
 
 def _chosen(batch: Batch, share: float, draws: torch.Generator) -> Tensor:
-    """A random share of the responses, at least one, as a mask [B]."""
+    """Mask [B] of the rows of a batch that marks a random share of them, at least one."""
     order = torch.randperm(len(batch.mask), generator=draws)
     chosen = torch.zeros(len(batch.mask), dtype=torch.bool)
     chosen[order[: max(1, round(share * len(order)))]] = True
@@ -65,7 +65,7 @@ def _swapped(batch: Batch, size: float, draws: torch.Generator) -> Batch:
 
 
 def _shift(batch: Batch, size: float, draws: torch.Generator) -> Batch:
-    """Move log μ by one token in a share of the responses; the last value takes the place of the first."""
+    """Move the rollout's log-probabilities one token later in a share `size` of the responses, and the last one to the front."""
     rolled = batch.logp_rollout.clone()
     for row in _chosen(batch, size, draws).nonzero()[:, 0]:
         rolled[row, batch.mask[row]] = batch.logp_rollout[row, batch.mask[row]].roll(1)
@@ -73,7 +73,7 @@ def _shift(batch: Batch, size: float, draws: torch.Generator) -> Batch:
 
 
 def _permuted(batch: Batch, size: float, draws: torch.Generator) -> Batch:
-    """Exchange log μ among responses of equal length, in a share of the responses."""
+    """Exchange the rollout's log-probabilities among responses of equal length, in a share `size` of the responses."""
     rolled, lengths = batch.logp_rollout.clone(), batch.mask.sum(-1)
     chosen = _chosen(batch, size, draws)
     for length in lengths[chosen].unique():
@@ -84,7 +84,7 @@ def _permuted(batch: Batch, size: float, draws: torch.Generator) -> Batch:
 
 
 def _duplicates(batch: Batch, size: float, draws: torch.Generator) -> Batch:
-    """Replace the last rows of the batch by copies of its first rows."""
+    """Replace the last rows, a share `size` of the batch, by copies of the first rows. The prompt numbers of the rows stay."""
     kept = max(1, round(len(batch.mask) * (1 - size)))
     index = torch.arange(len(batch.mask)) % kept
     prompt = batch.prompt
@@ -124,9 +124,9 @@ def _mapped(batch: Batch, longer: Callable[[Tensor | None, float | bool], Tensor
 
 
 def _at_end(column: str) -> Callable[[Batch, float, torch.Generator], Batch]:
-    """Return an edit that sets the last token of a share of the responses to 0 in one column.
+    """Return an edit that sets the last log-probability of a share of the responses to 0. column: the edited field of Batch.
 
-    The result is as if that side did not score the end of sequence.
+    The result looks as if the sampler or the trainer, whose column it is, did not score the end of the sequence.
     """
 
     def edit(batch: Batch, size: float, draws: torch.Generator) -> Batch:

@@ -1,4 +1,4 @@
-"""The dumps of the plan, one at a time: runs without a fault, real faults in a policy, and edits of dumps."""
+"""Generators of the planned dumps: runs without a fault, real faults in a sampler or trainer, and edits of dumps."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from harness.config import Config, parse
 
 SMOLLM2 = Path(__file__).parents[1] / "study" / "smollm2"
 STALE = {k: (f"rollout.staleness={k}", "actor.lr=1e-3") for k in (1, 4, 8)}
-"""Number of syncs that the sampler's weights lag -> overrides of a run whose dumps do not record the lag."""
+"""Number of syncs by which the sampler's weights lag -> overrides of a run whose dumps do not record the lag."""
 IN_VLLM = ("rollout/engine=vllm", "rollout/precision=bf16", "rollout.engine.kv_cache_gib=0.25")
-"""Overrides of a run that vLLM samples."""
+"""Config overrides of a run whose responses vLLM samples."""
 
 
 class Key(NamedTuple):
-    """Name of a planned dump. fault: "clean" for none. size: the fault's size; for a clean run, the training step."""
+    """Key of a planned dump. fault: "clean" for none. size: the fault's size; if "clean", the training step or draw number."""
 
     source: str
     fault: str
@@ -36,9 +36,10 @@ class Key(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A dump as a batch. tokens [B, T]: ids. lag [B, T]: number of versions that each token's weights are known to be behind.
+    """A planned dump as a batch [B, T]. tokens: ids. lag: number of weight versions by which each token's sampler lagged.
 
-    entropy [B, T]: H(π_old), in nats. baseline: K3 of another dump without a fault, of the same policy in the same precision.
+    entropy: that of the trainer's policy π_old at each token, in nats; lag, tokens and entropy are None if unknown. baseline: K3
+    of another dump without a fault, of the same policy in the same precision.
     """
 
     key: Key
@@ -50,11 +51,11 @@ class Made(NamedTuple):
 
 
 Wanted = Callable[[Key], bool]
-"""Function that says whether the dump with a key is to be made."""
+"""Function of a dump's key that says whether to make the dump."""
 
 
 def recorded(wanted: Wanted) -> Iterator[Made]:
-    """Generate edits of recorded dumps of SmolLM2."""
+    """Generate edited copies of the recorded dumps of SmolLM2: every edited fault at every size of `edits.SIZES`."""
     for name in plan.RECORDED:
         own = read(SMOLLM2 / f"{name}.parquet")[0]
         precision = name.rpartition("-")[2]
@@ -65,7 +66,7 @@ def recorded(wanted: Wanted) -> Iterator[Made]:
 
 
 def chain(folder: Path, wanted: Wanted) -> Iterator[Made]:
-    """Generate dumps of a small policy on the chain task with every fault at every size, real or edited into a dump."""
+    """Generate dumps of a small policy on the chain task: without a fault, and with every real or edited fault at every size."""
     for seed, shape in plan.CHAIN.items():
         config = _chain(folder, seed, shape)
         cases = [(fault, size) for fault, sizes in real.SIZES.items() for size in sizes]
@@ -81,7 +82,7 @@ def chain(folder: Path, wanted: Wanted) -> Iterator[Made]:
 
 
 def smollm2(model: str, wanted: Wanted) -> Iterator[Made]:
-    """Generate dumps of SmolLM2 with each real fault at its middle size."""
+    """Generate dumps of SmolLM2 in BF16: without a fault, and with each real fault at its middle size. model: its folder."""
     for seed, shape in plan.SMOLLM2.items():
         config = _smollm2(model, shape)
         bed = None
@@ -92,7 +93,7 @@ def smollm2(model: str, wanted: Wanted) -> Iterator[Made]:
 
 
 def vllm(model: str, folder: Path, wanted: Wanted) -> Iterator[Made]:
-    """Generate dumps that vLLM samples: of the chain task's policy and of SmolLM2 with each real fault, and of runs."""
+    """Generate dumps that vLLM samples: of SmolLM2 and the chain task's policy with each real fault, and RL runs in `folder`."""
     for seed, shape in plan.VLLM_CHAIN.items():
         config = _chain(folder, seed, shape)
         faults = [fault for fault in in_vllm.SIZES if fault != "prefix"]  # its prompts are shorter than a block of the cache
@@ -107,7 +108,7 @@ def vllm(model: str, folder: Path, wanted: Wanted) -> Iterator[Made]:
 
 
 def runs(folder: Path, wanted: Wanted) -> Iterator[Made]:
-    """Generate the dumps of runs without a fault, one per dumped training step, and the last dumps of runs with old weights."""
+    """Generate the dumps of RL runs in `folder`: all dumps of runs without a fault, the last dumps of runs with old weights."""
     for seed in plan.RUNS:
         yield from _stale(folder, "fp8_tensor", seed, wanted, "run")
         for arm in clean.ARMS:
@@ -115,7 +116,7 @@ def runs(folder: Path, wanted: Wanted) -> Iterator[Made]:
 
 
 def _stale(folder: Path, arm: str, seed: int, wanted: Wanted, source: str, overrides: tuple[str, ...] = ()) -> Iterator[Made]:
-    """Generate the last dump of each run with old weights."""
+    """Generate the last dump of each run in `STALE`, whose sampler uses old weights. overrides: further ones of the runs."""
     for k, lag in STALE.items():
         if wanted(key := Key(source, "stale", k, arm, seed)):
             config = clean.config(folder, arm, seed, *lag, *overrides, f"run.sweep={seed}-{source}-old-{k}")
@@ -124,7 +125,7 @@ def _stale(folder: Path, arm: str, seed: int, wanted: Wanted, source: str, overr
 
 
 def _clean(folder: Path, arm: str, seed: int, wanted: Wanted, source: str, overrides: tuple[str, ...] = ()) -> Iterator[Made]:
-    """Generate the dumps of a run without a fault."""
+    """Generate the dumps of one run without a fault, one per dumped training step. overrides: further ones of the run."""
     keys = [Key(source, "clean", step, arm, seed) for step in clean.STEPS]
     if not any(map(wanted, keys)):
         return
@@ -139,7 +140,7 @@ def _clean(folder: Path, arm: str, seed: int, wanted: Wanted, source: str, overr
 def _in_vllm(
     source: str, config: Config, shape: plan.Shape, seed: int, cases: list[tuple[str, float]], wanted: Wanted
 ) -> Iterator[Made]:
-    """Generate dumps of a policy that vLLM samples, one for each case (fault, size)."""
+    """Generate dumps of a policy that vLLM samples, one for each wanted case (fault, size)."""
     bed = None
     for fault, size in cases:
         if wanted(key := Key(source, fault, size, "bf16", seed)):
@@ -167,7 +168,7 @@ def _edit(bed: real.Bed, key: Key) -> Made:
 
 
 def _dumps(config: Config) -> list[Path]:
-    """Train a run, unless it has ended, and return its dumps in the order of their steps."""
+    """Train the run of a config, unless it has ended, and return the paths of its dumps in the order of their steps."""
     from harness.run.loop import train
 
     train(config)

@@ -1,4 +1,4 @@
-"""`python -m experiments.faults.picture OUT`: the confusion matrix of the recorded dumps as a figure.
+"""`python -m experiments.faults.picture OUT`: draw the confusion matrix of the recorded diagnoses into the file OUT.
 
 A row is an injected fault at its middle size, or dumps without one. A column is an answer of the diagnosis.
 """
@@ -20,7 +20,7 @@ from experiments.faults.report import NAMES, read
 
 
 def confusion(frame: pd.DataFrame) -> pd.DataFrame:
-    """Number of dumps for each injection (rows) and answer (columns), at middle sizes; answers that nobody got are left out."""
+    """Number of dumps by injected fault (rows) and answer of the diagnosis (columns), at middle sizes. No column is all 0."""
     chosen = frame[frame["middle"] | (frame["fault"] == "clean")]
     order = ["consistent", *FAULTS.names(), "unknown"]
     table = pd.crosstab(chosen["fault"], chosen["said"])
@@ -34,7 +34,7 @@ def confusion(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def picture(counts: pd.DataFrame) -> Figure:
-    """Draw the counts; the shade of a cell is its share of the row."""
+    """Draw the table of `confusion`. The shade of a cell is its share of its row."""
     figure, axis = plt.subplots(figsize=(9, 0.27 * len(counts) + 1.6), layout="constrained")
     axis.imshow(counts.div(counts.sum(axis=1), axis=0), cmap=HEAT, vmin=0, vmax=1, aspect="auto")
     for row, numbers in enumerate(counts.to_numpy()):

@@ -1,7 +1,7 @@
-"""The plan of the confusion matrix, written down before a dump of it was made.
+"""The plan for the confusion matrix of the diagnosis, written down before any of its dumps was made.
 
-This is the second plan. The first record, of seeds 1101 to 1106, named 169 of 181 dumps right at the middle size and 7 of 57
-left-out faults; docs/diagnosis.md says what was changed after it.
+This is the second plan. With the seeds of the first, 1101 to 1106, the diagnosis named the right fault for 169 of 181 dumps at
+the middle size. It was right for 7 of 57 dumps with a left-out fault. docs/diagnosis.md says what was changed after it.
 """
 
 from __future__ import annotations
@@ -13,61 +13,61 @@ HELD_OUT = {"bias": "a", "window": "b", "replica": "b"}
 
 bias: the sampler adds a bias to some logits, and logs the probabilities before it. window: the trainer's attention has a sliding
 window that the model does not have. replica: one of the sampler's engines missed its syncs.
-A diagnosis of one is right if it is "unknown", or a fault of its question."""
+The diagnosis of a held-out fault is right if it is "unknown", or names a fault of the same question."""
 FORMER = {"rope": "b"}
-"""Fault that the first plan left out, and that still has no plug-in -> its question, by which it is judged as `HELD_OUT` are.
+"""Fault that the first plan left out and that still has no plug-in -> its question. It is judged like those of `HELD_OUT`.
 
 rope: the trainer's rotary base differs, by the factors between the models in use: 10,000, 500,000 and 1,000,000. The first plan
-also left out penalty and draft, which are now expected to be called `sampler`."""
+also left out penalty and draft. The diagnosis is now expected to call these two `sampler`."""
 
 SPENT = (*range(0, 1110),)
-"""Seeds on which rules and thresholds were built and tried, those of the first record among them. They are no evidence."""
+"""Seeds on which rules and thresholds of the diagnosis were built and tried, also in the first record. They are no evidence."""
 
 
 class Shape(NamedTuple):
-    """The size of the dumps of a seed."""
+    """The size of the dumps of a seed: number of responses, and number of tokens of a response."""
 
     responses: int
     tokens: int
 
 
 CHAIN = {1201: Shape(512, 10), 1202: Shape(256, 10), 1203: Shape(128, 40)}
-"""Seed → dumps of the chain task's small policy, sampled in each precision of `SAMPLERS`, with every fault at every size."""
+"""Seed -> size of its dumps of the chain task's small policy: in each precision of `SAMPLERS`, every fault at every size."""
 SAMPLERS = ("bf16", "fp8_tensor")
 DRAWS = 4
-"""Number of dumps without a fault for each seed of `CHAIN` and each precision."""
+"""Number of planned dumps without a fault for each seed of `CHAIN` and each precision."""
 
 RUNS = (1201,)
-"""Seeds of the runs without a fault, 16 arms of 13 dumps each, and of the runs with old weights."""
+"""Seeds of the RL runs: 16 arms without a fault, with 13 dumps each, and runs whose sampler uses old weights."""
 
 RECORDED = (
     "vllm-fp16", "vllm-int8", "local-fp8_channel", "local-fp8_tensor", "long/vllm-int8", "long/vllm-fp8_channel",
 )  # fmt: skip
 """Dumps of SmolLM2 by vLLM and by the local engine in experiments/study/smollm2, which are edited. They hold 128 responses of at
-most 48 tokens, or 32 of at most 512. Unedited they were known while thresholds were set, and the first plan edited them too."""
+most 48 tokens, or 32 of at most 512. The unedited ones were known while thresholds were set. The first plan edited them too."""
 EDIT_SEED = 1206
 
 SMOLLM2 = {1205: Shape(128, 12)}
-"""Seed → dumps of SmolLM2 by the local engine in BF16, with every fault at its middle size."""
+"""Seed -> size of its dumps of SmolLM2, sampled by the local engine in BF16, with every fault at its middle size."""
 VLLM = {1207: Shape(128, 12)}
-"""Seed → dumps of SmolLM2 by vLLM in BF16 with the faults that can be set in it, and runs of the chain task with old weights."""
+"""Seed -> size of its dumps of SmolLM2 by vLLM in BF16 with the faults that can be set in it, and of chain-task runs by vLLM."""
 VLLM_CHAIN = {1208: Shape(512, 10)}
-"""Seed → dumps of the chain task's small policy by vLLM in BF16, with the same faults at every size. Added while other dumps of
-this plan were made, because SmolLM2 in vLLM costs 40 seconds of a core for each."""
+"""Seed -> size of its dumps of the chain task's small policy by vLLM in BF16, with the same faults at every size. Added while
+other dumps of this plan were made, because each dump of SmolLM2 in vLLM costs 40 seconds of a core."""
 
 AIM_NAMED = 0.95
-"""Minimum share of the dumps at a fault's middle size that are named right, over all faults but the held-out ones."""
+"""Aim: minimum share of the dumps with a fault at its middle size that are named right, over all faults but the held-out ones."""
 AIM_ACCUSED = 0.01
-"""Maximum share of dumps without a fault that are not called consistent."""
+"""Aim: maximum share of the dumps without a fault that the diagnosis does not call consistent."""
 
 REPLANNED = {"swapped": (0.05, 0.1, 0.2), "prefix": (0.05, 0.1, 0.2), "rope": (1.5, 3, 10)}
-"""Fault → its sizes in the first plan, where they differ.
+"""Fault -> its sizes in the first plan, where they differ from the present ones.
 
-At the middle size of the first plan these faults could not matter, or no test could see them. Exchanged columns of K nats are
-told apart by at most √(2·K·n) normal deviates for n tokens, the deviates of the best test of Neyman and Pearson; that was 2.6 to
-3.5. Older prefixes and the rotary base left a K3 below twice that of FP8 without a fault."""
+At the middle size of the first plan these faults could not matter, or no test could see them. Exchanged columns with a K3 of K
+nats are told apart on n tokens by at most √(2·K·n) standard deviations, the limit of the best test (Neyman and Pearson). That was
+2.6 to 3.5. Older prefixes and the rotary base left a K3 below twice that of FP8 without a fault."""
 
 
 def middle(sizes: tuple[float, ...]) -> float:
-    """The middle one of a fault's sizes, or its only size."""
+    """The middle element of a fault's ordered sizes, or its only size."""
     return sizes[len(sizes) // 2]

@@ -1,7 +1,7 @@
-"""`python -m experiments.faults.power`: how many responses a fault needs, from dumps of the plan cut into smaller ones.
+"""`python -m experiments.faults.power`: how many responses the diagnosis needs, from planned dumps cut into smaller ones.
 
-The dumps are those of one seed of the chain task, at the middle sizes, cut into disjoint parts of whole prompts. An edit is made
-to each part by itself. Recorded dumps are not made again, and those of an earlier plan's seed are not shown.
+The dumps are those of one seed of the chain task, at the middle sizes, cut into disjoint parts of whole prompts. Bookkeeping
+faults are edited into each part separately. Recorded dumps are not made again, and those of an earlier plan's seed are not shown.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from harness.boundary import command
 RECORD = Path(__file__).parents[1] / "study" / "faults" / "power.csv"
 SEED = max(plan.CHAIN, key=lambda seed: plan.CHAIN[seed].responses)
 NUMBERS = [8 * 2**i for i in range(7)]
-"""Numbers of responses of a part."""
+"""Tested numbers of responses in a part of a dump."""
 MOST = 16
-"""Maximum number of parts with equally many responses."""
+"""Maximum number of parts of one length that are cut from a dump."""
 SHARE = 0.9
-"""Minimum share of the parts that must be named right."""
+"""Minimum share of the parts with n responses that must be named right for n responses to be enough."""
 BY_EDIT = {fault: plan.middle(sizes) for fault, sizes in edits.SIZES.items() if fault not in real.SIZES}
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Record the dumps that the record lacks, then print the table."""
+    """Cut and diagnose the dumps that the record lacks, record how many parts were named right, then print the table."""
     done = set(pd.read_csv(arguments.record)["key"]) if arguments.record.exists() else set()
     for key, parts in cuts(arguments.runs, lambda key: str(key) not in done):
         arguments.record.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def cuts(folder: Path, wanted: inject.Wanted) -> Iterator[tuple[Key, list[Made]]]:
-    """Generate a key and the parts of its dump, for every fault that is not held out and for dumps without one."""
+    """Generate (key, parts of the dump with that key) for every fault that is not held out, and for dumps without a fault."""
 
     def cut(key: Key) -> bool:
         usual = key.seed == SEED and key.precision in plan.SAMPLERS and key.fault not in {*BY_EDIT, *plan.HELD_OUT, *plan.FORMER}
@@ -66,7 +66,7 @@ def _of_edit(key: Key, fault: str) -> Key:
 
 
 def cut_up(made: Made) -> Iterator[Made]:
-    """Generate disjoint parts of a dump for each of `NUMBERS`, at most `MOST` of each."""
+    """Cut a dump into disjoint parts of n responses, for each n in `NUMBERS`. Generates at most `MOST` parts of each length."""
     for n in NUMBERS:
         for start in range(0, len(made.batch.mask) - n + 1, n)[:MOST]:
             rows = slice(start, start + n)
@@ -75,11 +75,12 @@ def cut_up(made: Made) -> Iterator[Made]:
 
 
 def counted(key: Key, parts: list[Made]) -> pd.DataFrame:
-    """A row per number of responses: how many parts there were, and how many of them were named right."""
+    """Diagnose the parts of a dump. Returns a row per number of responses: number of parts, and how many were named right."""
     expected = NAMES.get(key.fault, key.fault)
     rows = []
     for part in parts:
-        found = diagnose(part.batch, precision=key.precision, baseline=part.baseline, tokens=part.tokens, entropy=part.entropy)
+        usual = key.precision if part.baseline is None else part.baseline
+        found = diagnose(part.batch, usual=usual, tokens=part.tokens, entropy=part.entropy)
         right = found.kind == "consistent" if expected == "clean" else found.fault == expected and found.kind == "fault"
         rows.append({"responses": len(part.batch.mask), "parts": 1, "right": int(right)})
     of_number = pd.DataFrame(rows).groupby("responses", as_index=False).sum()
@@ -87,7 +88,7 @@ def counted(key: Key, parts: list[Made]) -> pd.DataFrame:
 
 
 def table(record: pd.DataFrame) -> pd.DataFrame:
-    """A row per fault and precision: parts named right by number of responses, and the least number that shows the fault."""
+    """A row per fault and precision: parts named right by number of responses, and least number of responses that suffices."""
     rows = []
     for (fault, size, precision), part in record.groupby(["fault", "size", "precision"], sort=False):
         part = part.set_index("responses")

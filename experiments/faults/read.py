@@ -1,4 +1,4 @@
-"""Reading a dump as a batch."""
+"""Reader of a dump file as a batch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from harness.dumps.schema import responses
 
 
 def batch(path: Path) -> tuple[Batch, torch.Tensor | None, torch.Tensor | None]:
-    """Return (batch, versions [B, T], tokens [B, T]) of a parquet dump with one row group; None for a column that the dump
-    lacks.
-    """
+    """Read a parquet dump with one row group: (batch, weight versions [B, T], token ids [B, T]), None for an absent column."""
     (table,) = read(path)
     flat = responses(table)
     lengths = torch.from_numpy(flat.offsets).diff()

@@ -27,9 +27,9 @@ from harness.tasks import PAD
 from harness.train.warmstart import start
 
 FRESH = 0.02
-"""Standard deviation of the weights of a layer that was never loaded: transformers' initializer_range."""
+"""Standard deviation of the random weights of a layer that was never loaded: transformers' initializer_range."""
 HOT = 1.5
-"""Sampling temperature of the other policy in the draft fault."""
+"""Temperature at which a part of the tokens is drawn under the fault `draft`."""
 
 SIZES: dict[str, tuple[float, ...]] = {
     "temperature": (0.9, 0.8, 0.6),
@@ -50,16 +50,16 @@ SIZES: dict[str, tuple[float, ...]] = {
     "window": (0.75, 0.5, 0.25),
     "replica": (0.1, 0.25, 0.5),
 }
-"""Fault -> its sizes, from small to large.
+"""Fault -> its tested sizes, from small to large.
 
 temperature, raw_logprobs: sampling temperature.
-top_p, top_k: the limit.
-layer: 1 one matrix, 2 an MLP, 3 a whole layer.
+top_p, top_k: the sampler's limit.
+layer: which weights are random: 1 one matrix, 2 an MLP, 3 a whole layer.
 prefix: relative noise on the older weights.
 swapped: relative noise on the sampler's weights, which sets the mismatch.
-prompt_in_mask: number of prompt tokens.
-rope: factor of the rotary base.
-penalty: nats subtracted from a token that was drawn before.
+prompt_in_mask: number of prompt tokens that count as response.
+rope: factor of the trainer's rotary base.
+penalty: nats subtracted from the logit of a token that was drawn before.
 draft: share of tokens drawn by another policy.
 bias: nats added to the logits of a tenth of the vocabulary.
 window: share of prompt and response that the trainer's attention reaches back.
@@ -69,7 +69,7 @@ OLDER = 0.2
 
 
 class OldPrefix(LocalEngine):
-    """An engine whose cache of the prompt, except the last token, is computed by older weights, as if it outlived a sync."""
+    """An engine whose prompt cache, except for the last token, is computed by older weights, as if it had outlived a sync."""
 
     older: LocalEngine
 
@@ -82,7 +82,7 @@ class OldPrefix(LocalEngine):
 
 
 class Windowed(LocalEngine):
-    """An engine whose attention reaches `window` tokens back, as a sliding window that the model does not have."""
+    """An engine whose attention sees only the last `window` tokens, through a sliding window that the model does not have."""
 
     window: int
 
@@ -94,9 +94,9 @@ class Windowed(LocalEngine):
 
 
 class LoggedTokens(NamedTuple):
-    """Sampled tokens, with their log-probabilities by the sampler and by the trainer, and the trainer's entropy, in nats.
+    """Sampled tokens, their log-probabilities under sampler and trainer, and the trainer's entropies, in nats.
 
-    Each is [B, T]. entropy: None where nothing computed it.
+    Each is [B, T], for B responses of at most T tokens. entropy: None where nothing computed it.
     """
 
     tokens: Tensor
@@ -106,9 +106,7 @@ class LoggedTokens(NamedTuple):
 
 
 class Bed:
-    """Setting for injected faults: a policy, the prompts of a seed in groups of four, and engines for the sampler and the
-    trainer.
-    """
+    """Bed for injecting faults: a policy, prompts chosen by a seed in groups of four, and engines as sampler and trainer."""
 
     def __init__(self, config: Config, responses: int, seed: int):
         self.config, self.task = config, build_task(config)
@@ -126,13 +124,13 @@ class Bed:
         self.baselines: dict[str, float] = {}
 
     def draw(self, name: str) -> Tensor:
-        """Uniform numbers [B, T] for one dump."""
+        """Uniform random numbers [B, T] for sampling a dump. The bed's seed and `name` determine them."""
         return torch.rand(len(self.group), self.length, generator=generator(self.seed, f"fault uniforms {name}"))
 
     def engine(
         self, precision: str, kind: type[LocalEngine] = LocalEngine, weights: Any = None, rope: float = 1, **sampling: Any
     ) -> Any:
-        """Build a local engine with the policy's weights, or with `weights`. rope: factor of the rotary base."""
+        """Build a local engine with the policy's weights, or with `weights`. rope: factor of the model's rotary base."""
         shape = copy.deepcopy(self.net.config)
         shape.rope_parameters["rope_theta"] *= rope
         engine = kind(shape, formats(precision), Sampling(stop=self.stop, **sampling))
@@ -140,22 +138,22 @@ class Bed:
         return engine
 
     def sampler(self, precision: str, weights: Any = None, **sampling: Any) -> RolloutEngine:
-        """The engine that samples, with the policy's weights or with `weights`."""
+        """Build the engine that samples, with the policy's weights or with `weights`. sampling: settings such as temperature."""
         return self.engine(precision, weights=weights, **sampling)
 
     def raw(self, precision: str, temperature: float) -> Rollout:
-        """Responses at a temperature, with the log-probabilities from before it."""
+        """Responses sampled at `temperature`, with their log-probabilities at temperature 1."""
         rollout = self.engine(precision, temperature=temperature).generate(self.prompts, self.uniforms)
         return rollout._replace(logp=self.engine(precision).score(self.prompts, rollout.tokens))
 
     def old_prefix(self, precision: str, older: dict[str, Tensor]) -> Rollout:
-        """Responses by the policy's weights, after a cache of the prompt by `older` ones."""
+        """Responses sampled by the policy's weights, after a prompt cache that the weights `older` computed."""
         engine = self.engine(precision, OldPrefix)
         engine.older = self.engine(precision, weights=older)
         return engine.generate(self.prompts, self.uniforms)
 
     def penalised(self, precision: str, penalty: float) -> Rollout:
-        """Responses whose tokens lose `penalty` nats once drawn, with the log-probabilities from before it."""
+        """Responses in which a drawn token loses `penalty` nats of logit from then on; the log-probabilities lack the penalty."""
         seen: Tensor | None = None
 
         def odds(t: int, rows: Tensor, logp: Tensor) -> Tensor:
@@ -170,13 +168,13 @@ class Bed:
         return self.drawn(precision, odds, drew)
 
     def biased(self, precision: str, bias: Tensor) -> Rollout:
-        """Responses drawn with `bias` [V] on the logits, with the log-probabilities from before it."""
+        """Responses drawn with `bias` [V] added to the logits; the log-probabilities lack the bias."""
         return self.drawn(precision, lambda t, rows, logp: logp + bias, lambda rows, tokens: None)
 
     def drawn(
         self, precision: str, odds: Callable[[int, Tensor, Tensor], Tensor], drew: Callable[[Tensor, Tensor], None]
     ) -> Rollout:
-        """Responses drawn by other odds than the engine's own, with the engine's own log-probabilities."""
+        """Responses drawn from the logits of `odds`, with the engine's own log-probabilities. drew: called with each draw."""
         engine = self.engine(precision)
 
         def pick(t: int, logp: Tensor, node: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -189,12 +187,12 @@ class Bed:
         return Rollout(tokens, logp, torch.zeros_like(tokens))
 
     def batch(self, drawn: LoggedTokens) -> Batch:
-        """Return sampled tokens as the batch that a dump would hold."""
+        """Return sampled tokens as the batch that a dump of them would hold."""
         mask = drawn.tokens != PAD
         return Batch(drawn.logp_rollout, mask, drawn.logp_old, prompt=self.group)
 
     def case(self, fault: str, size: float, precision: str) -> LoggedTokens:
-        """Return the tokens sampled with a fault of this size, or the `size`-th draw without one for "clean"."""
+        """Return tokens sampled with the fault at this size; for "clean" without a fault, as draw number `size`."""
         self.uniforms = self.draw(f"{fault} {size:g} {precision}")
         return CASES[fault](self, size, precision)
 
@@ -205,32 +203,31 @@ class Bed:
         return self.rollouts[precision]
 
     def baseline(self, precision: str) -> float:
-        """K3 of responses without a fault, in nats per token."""
+        """Mean K3 of responses without a fault, in nats per token."""
         if precision not in self.baselines:
             self.baselines[precision] = float(LogpPairs(self.batch(self.scored(self.honest(precision)))).k3.mean())
         return self.baselines[precision]
 
     def sampled(self, engine: RolloutEngine) -> LoggedTokens:
-        """Sample from an engine, and score the tokens by the trainer."""
+        """Sample from an engine, and score the sampled tokens with the trainer."""
         return self.scored(engine.generate(self.prompts, self.uniforms))
 
     def scored(self, rollout: Rollout, old: LocalEngine | None = None, prompts: Tensor | None = None) -> LoggedTokens:
-        """Return responses with the log-probabilities and entropies of an engine.
+        """Return sampled responses with the log-probabilities and entropies that an engine gives them.
 
-        old: the engine that scores; None for the trainer. prompts: the prompts before the scored responses; None for the
-        sampler's.
+        old: the scoring engine; None for the trainer. prompts: those on which it scores; None for the sampler's.
         """
         old, prompts = old or self.trainer, self.prompts if prompts is None else prompts
         return LoggedTokens(rollout.tokens, rollout.logp, *score(old, prompts, rollout.tokens))
 
 
 def formats(precision: str) -> PrecisionConfig:
-    """The config of a precision by its name."""
+    """The config of a precision, an option of rollout/precision."""
     return parse(compose(f"rollout/precision={precision}")).rollout.precision
 
 
 def score(engine: LocalEngine, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (log-probabilities, entropies), [B, T] in nats, by one pass of an engine over given tokens; 0 on PAD."""
+    """Return (log-probabilities, entropies) [B, T] in nats of given tokens [B, T], by one pass of an engine; 0 on PAD."""
     present, entropy = tokens != PAD, torch.zeros(tokens.shape)
 
     def pick(t: int, logp: Tensor, node: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -246,12 +243,12 @@ def _clean(bed: Bed, size: float, precision: str) -> LoggedTokens:
 
 
 def _temperature(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """The fault `temperature`: the sampler has temperature `size` and logs its own probabilities, the trainer temperature 1."""
+    """The fault `temperature`: the sampler samples and logs at temperature `size`, and the trainer scores at temperature 1."""
     return bed.sampled(bed.sampler(precision, temperature=size))
 
 
 def _raw(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """The fault `raw_logprobs`: both sides have temperature `size`, but the sampler logs the probabilities without it."""
+    """The fault `raw_logprobs`: both engines have temperature `size`, but the sampler logs the probabilities of temperature 1."""
     return bed.scored(bed.raw(precision, size), bed.engine("fp32", temperature=size))
 
 
@@ -271,7 +268,7 @@ def _bos(bed: Bed, size: float, precision: str) -> LoggedTokens:
 
 
 def _template(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """The fault `template`: the trainer's prompts lack the system's turn.
+    """The fault `template`: the trainer's prompts lack the system message.
 
     A turn begins with the first token of the prompt, so everything before the second occurrence of that token is removed.
     """
@@ -281,7 +278,7 @@ def _template(bed: Bed, size: float, precision: str) -> LoggedTokens:
 
 
 def _layer(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """The fault `layer`: matrices of the sampler's middle layer have random values, as before loading."""
+    """The fault `layer`: weights of the sampler's middle layer are random, as if never loaded. size: which ones, see `SIZES`."""
     parts = {1: ("mlp.down_proj",), 2: ("mlp.",), 3: ("mlp.", "self_attn.")}[int(size)]
     layer = f"model.layers.{bed.net.config.num_hidden_layers // 2}."
     draws = generator(bed.seed, "fault layer")
@@ -295,19 +292,19 @@ def _layer(bed: Bed, size: float, precision: str) -> LoggedTokens:
 
 
 def _prefix(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """The fault `prefix`: the sampler's cache of the prompt comes from weights with noise of relative size `size`."""
+    """The fault `prefix`: the sampler's prompt cache comes from the policy's weights with noise of relative size `size`."""
     return bed.scored(bed.old_prefix(precision, _noisy(bed, size)))
 
 
 def _noisy(bed: Bed, size: float) -> dict[str, Tensor]:
-    """Return the policy's weights with noise of relative size `size`, under their transformers names."""
+    """Return the policy's weights with noise of relative size `size`: name of the parameter in transformers -> weight."""
     names = {name.removeprefix("model."): name for name, _ in bed.net.named_parameters()}
     own = ((name.removeprefix("model."), weight.detach()) for name, weight in bed.net.named_parameters())
     return {names[name]: weight for name, weight in Noise(size, 0.0, bed.seed).on_linear(own, 0)}
 
 
 def _swapped(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """The fault `swapped`: the log-probabilities of sampler and trainer are exchanged. `size` sets the mismatch between them."""
+    """The fault `swapped`: log-probabilities of sampler and trainer are exchanged. size: noise on the sampler's weights."""
     drawn = bed.sampled(bed.sampler(precision, _noisy(bed, size)))
     return drawn._replace(logp_rollout=drawn.logp_old, logp_old=drawn.logp_rollout)
 
@@ -320,7 +317,7 @@ def _eos(bed: Bed, size: float, precision: str) -> LoggedTokens:
 
 
 def _prompt_in_mask(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """The fault `prompt_in_mask`: the last tokens of the prompt count as response, and both sides score them."""
+    """The fault `prompt_in_mask`: the last `size` prompt tokens count as response, and both engines score them."""
     n, rollout = int(size), bed.honest(precision)
     before, whole = bed.prompts[:, :-n], torch.cat([bed.prompts[:, -n:], rollout.tokens], 1)
     return LoggedTokens(whole, bed.sampler(precision).score(before, whole), *score(bed.trainer, before, whole))
@@ -331,12 +328,12 @@ def _rope(bed: Bed, size: float, precision: str) -> LoggedTokens:
 
 
 def _penalty(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """The fault `penalty`: tokens already in the response lose `size` in their logits, but not in the logged values."""
+    """The fault `penalty`: tokens already in the response lose `size` nats of logit in sampling, but not in the logged values."""
     return bed.scored(bed.penalised(precision, size))
 
 
 def _draft(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """The fault `draft`: a share of the tokens is drawn at temperature HOT, but logged with the sampler's probabilities."""
+    """The fault `draft`: a share `size` of the tokens is drawn at temperature HOT, but logged with the sampler's own numbers."""
     foreign = torch.rand(bed.uniforms.shape, generator=generator(bed.seed, "fault draft")) < size
 
     def odds(t: int, rows: Tensor, logp: Tensor) -> Tensor:
@@ -346,20 +343,20 @@ def _draft(bed: Bed, size: float, precision: str) -> LoggedTokens:
 
 
 def _bias(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """The fault `bias`: a tenth of the vocabulary gains `size` in its logits, but not in the logged values."""
+    """The fault `bias`: a tenth of the vocabulary gains `size` nats of logit in sampling, but not in the logged values."""
     favoured = torch.rand(bed.net.config.vocab_size, generator=generator(bed.seed, "fault bias")) < 0.1
     return bed.scored(bed.biased(precision, size * favoured))
 
 
 def _window(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """The fault `window`: the trainer's attention reaches back over a share of prompt and response."""
+    """The fault `window`: the trainer's attention reaches back over only a share `size` of the length of prompt and response."""
     engine = bed.engine("fp32", Windowed)
     engine.window = math.ceil(size * (bed.prompts.shape[1] + bed.length))
     return bed.scored(bed.honest(precision), engine)
 
 
 def _replica(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """The fault `replica`: one of the sampler's engines missed its syncs, and answers a share of the prompts."""
+    """The fault `replica`: one of the sampler's engines missed its syncs, and answers a share `size` of the prompts."""
     old = torch.rand(int(bed.group.max()) + 1, generator=generator(bed.seed, "fault replica"))[bed.group] < size
     fresh, late = (bed.sampler(precision, weights).generate(bed.prompts, bed.uniforms) for weights in (None, _noisy(bed, OLDER)))
     parts = (torch.where(old[:, None], theirs, ours) for ours, theirs in zip(fresh[:3], late[:3], strict=True))
@@ -389,7 +386,7 @@ CASES: dict[str, Callable[[Bed, float, str], LoggedTokens]] = {
 
 
 def possible(fault: str, size: float, config: Config) -> bool:
-    """Whether a policy can have the fault. Only a language model has a template and an end of sequence."""
+    """Whether the policy of a config can have the fault. Only a language model has a template and an end of sequence."""
     if isinstance(config.model, HubConfig):
         return True
     return fault not in ("bos", "template", "eos", "prompt_in_mask") and not (fault == "top_k" and size >= 20)

@@ -1,4 +1,4 @@
-"""Report on how the diagnosis named the dumps of the plan: confusion matrix, and comparison with the aims."""
+"""Report on how the diagnosis named the faults of the planned dumps: confusion matrix, and comparison with the plan's aims."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ NAMES = {
     "eos_trainer": "eos", "eos_rollout": "eos", "rollout_zero": "fill", "rollout_floor": "fill", "penalty": "sampler",
     "draft": "sampler",
 }  # fmt: skip
-"""Name of an injected fault -> its name in the diagnosis, where the two differ."""
+"""Name of an injected fault -> name that the diagnosis gives it, where the two names differ."""
 SIZES = edits.SIZES | real.SIZES | {"stale": tuple(STALE)}
 
 
 def read(record: Path) -> pd.DataFrame:
-    """Read the record of diagnosed dumps as a table. Raises UserError if there is none.
+    """Read the record of diagnosed dumps as a table. Raises UserError if there is no record.
 
-    Columns that are added: said (the diagnosed fault, "unknown" or "consistent"), right (whether that is right), bare_right
-    (whether the answer without entropies and baseline is), middle (whether the fault has its middle size).
+    Added columns: said (the diagnosed fault, "unknown" or "consistent"), right (whether `said` is right), bare_right (whether the
+    diagnosis without entropies and baseline is right), middle (whether the fault has its middle size).
     """
     if not record.exists():
         raise UserError(f"{record}: no dump is recorded; give --make")
@@ -45,15 +45,15 @@ def read(record: Path) -> pd.DataFrame:
 
 
 def report(record: Path) -> str:
-    """Return the table of the aims and the confusion matrix as Markdown."""
+    """Return the tables of `aims` and `matrix`, made from the record, as Markdown."""
     frame = read(record)
     return f"{markdown(aims(frame))}\n\n{markdown(matrix(frame))}"
 
 
 def aims(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row per aim: which dumps, their number, the number that was named right, and the aimed share.
+    """Table with a row per aim of the plan: the dumps concerned, their number, how many were named right, and the aimed share.
 
-    bare: the number that was named right without entropies and baseline.
+    bare: the number that was named right without the trainer's entropies and a baseline K3.
     """
     clean, left_out = frame["fault"] == "clean", frame["fault"].isin(list(HELD_OUT))
     parts = {
@@ -75,7 +75,7 @@ def aims(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def matrix(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row per fault: its sizes, dumps named right of all dumps at each size, and the wrong answers at all sizes."""
+    """A row per fault: its sizes, dumps named right out of all dumps at each size, and the wrong answers over all sizes."""
     rows = []
     for fault, part in frame.assign(size=frame["size"].where(frame["fault"] != "clean", 0)).groupby("fault", sort=False):
         by_size = [(size, group["right"]) for size, group in part.groupby("size", sort=False)]

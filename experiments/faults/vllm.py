@@ -15,15 +15,15 @@ SIZES = {
     "prefix": (0.4,), "eos": (1,), "prompt_in_mask": (8,), "swapped": (0.2,), "rope": (50,), "penalty": (1.0,), "bias": (1.0,),
     "window": (0.5,), "replica": (0.25,),
 }  # fmt: skip
-"""Fault -> its middle size, for SmolLM2. penalty is vLLM's presence_penalty, and bias its logit_bias. A draft that nobody rejects
-cannot be set in vLLM."""
+"""Fault -> its middle size, for SmolLM2. penalty is vLLM's presence_penalty, and bias its logit_bias. The fault `draft` is
+absent: vLLM cannot be set to accept every draft token."""
 BLOCK = 32
-"""Number of tokens in a block of the prefix cache. Prompts shorter than a block are not cached, and vLLM takes multiples of 32 on
-a CPU."""
+"""Number of tokens in a block of vLLM's prefix cache. Prompts shorter than a block are not cached, and vLLM takes multiples of 32
+on a CPU."""
 
 
 class FaultyVllm(VllmEngine):
-    """vLLM with further parameters in every request. parameters: names and values of vLLM's SamplingParams."""
+    """vLLM engine with further settings in every request. parameters: names and values of vLLM's SamplingParams."""
 
     logprobs_mode = "processed_logprobs"
     parameters: dict[str, Any]
@@ -39,13 +39,13 @@ class FaultyVllm(VllmEngine):
 
 
 class RawVllm(FaultyVllm):
-    """vLLM in its default mode: log-probabilities from before temperature, penalties and biases."""
+    """vLLM engine in its default mode: it logs the log-probabilities from before temperature, penalties and biases."""
 
     logprobs_mode = "raw_logprobs"
 
 
 class VllmBed(Bed):
-    """Setting for injected faults whose sampler is vLLM. Each mode of log-probabilities is an engine, started once."""
+    """Bed for injected faults whose sampler is vLLM. Each mode of log-probabilities has its own engine, started once."""
 
     engines: dict[type[FaultyVllm], FaultyVllm]
 
@@ -57,7 +57,7 @@ class VllmBed(Bed):
         parameters: dict[str, Any] | None = None,
         **sampling: Any,
     ) -> FaultyVllm:
-        """Build vLLM with the policy's weights, or with `weights`."""
+        """Return the vLLM engine of a kind, started at its first use, with the policy's weights or with `weights`."""
         self.engines = getattr(self, "engines", {})
         if kind not in self.engines:
             context = self.prompts.shape[1] + self.length + 1  # vLLM samples one token more to score
@@ -74,7 +74,7 @@ class VllmBed(Bed):
         return self.vllm(precision, RawVllm, temperature=temperature).generate(self.prompts, self.uniforms)
 
     def old_prefix(self, precision: str, older: dict[str, Tensor]) -> Rollout:
-        """Responses after a sync that did not reset the prefix cache, which holds the prompts by `older` weights."""
+        """Responses after a sync without a reset of the prefix cache, which has the prompts computed by the weights `older`."""
         engine = self.vllm(precision, weights=older)
         engine.generate(self.prompts, self.uniforms)
         reset = engine.llm.reset_prefix_cache

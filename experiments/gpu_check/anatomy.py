@@ -1,4 +1,4 @@
-"""The mismatch of a real model by precision and position, and the cost of each engine."""
+"""Tables of a real model's mismatch by precision and position, and of the speed of each rollout engine."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from harness.train.model.actor import DeepSpeedActor
 
 
 def check_anatomy(size: Size, dumps: Path | None = None) -> list[Table]:
-    """Compare every engine in every arm on equal prompts and random numbers. Raises RuntimeError if fp32 is not exact.
+    """Compare every engine in every arm on equal prompts and random numbers. Raises RuntimeError if the fp32 arm has a mismatch.
 
-    dumps: a folder for the responses of each arm, which `faultline replay` reads, and for the picture.
+    dumps: a folder for a dump of each arm's responses, which `faultline replay` reads, and for the picture of these dumps.
     """
     policy = Policy(size)
     rows, positions, refused = [], [], {}
@@ -70,7 +70,7 @@ def _row(scored: Scored) -> dict[str, str]:
 
 
 def _training_forward(control: Scored, policy: Policy) -> dict[str, str]:
-    """Compare the actor's training forward pass with exact scoring, on the control's tokens. Returns a row of the table."""
+    """Return a table row that compares the actor's training forward pass with exact scoring, on the control's tokens."""
     actor = DeepSpeedActor(policy.net, policy.run.actor)
     tokens, width = control.rollout.tokens, policy.prompts.shape[1] + control.rollout.tokens.shape[1]
     logp = torch.zeros_like(control.logp)
@@ -87,7 +87,7 @@ def _by_position(scored: Scored) -> dict[str, str]:
 
 
 def columns(scored: Scored, policy: Policy) -> dict[str, Any]:
-    """The responses of an arm as the columns of a dump with one batch (docs/dumps.md). `harness.dumps.files.write` takes them."""
+    """The responses of an arm as columns of a dump with one batch (docs/dumps.md), which `harness.dumps.files.write` takes."""
     prompts, tokens = policy.prompts.cpu().numpy(), scored.rollout.tokens.cpu().numpy()
     return {
         "step": np.zeros(len(tokens), dtype=np.int64),

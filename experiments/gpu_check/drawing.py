@@ -1,4 +1,4 @@
-"""The anatomy of a mismatch as a picture: `python -m experiments.gpu_check.drawing FOLDER`, with the dumps of `check_anatomy`."""
+"""Draw the anatomy of a mismatch: `python -m experiments.gpu_check.drawing FOLDER`. FOLDER has the dumps of `check_anatomy`."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from analysis.figures.dumped import Dumped, by_position, load
 from analysis.marks import HUES, NEUTRAL
 
 DECADES = 6
-"""Number of bins of a token's probability under μ, a factor of ten each; the last one is open below."""
+"""Number of bins of a token's probability under the sampler μ, a factor of ten each; the last bin is open below."""
 
 
 def k3(log_ratio: np.ndarray) -> float:
-    """K3, the mean of ρ − 1 − log ρ with ρ = π/μ over tokens, in nats."""
+    """K3 in nats, an estimate of KL(μ‖π) for sampler μ and trainer π: mean of ρ − 1 − log ρ over tokens, with ρ = π/μ."""
     return float((np.expm1(log_ratio) - log_ratio).mean(dtype=float))
 
 
 def by_probability(tokens: Dumped) -> tuple[np.ndarray, np.ndarray]:
-    """Return (lower end of each bin of μ, mean |log ratio| of the tokens in the bin or NaN for an empty bin)."""
+    """Return (lower end of each bin of the probability μ, mean |log π − log μ| of the bin's tokens or NaN without tokens)."""
     bins = np.minimum((-tokens.logp_rollout / np.log(10)).astype(int), DECADES - 1)
     count, total = (np.bincount(bins, weights, minlength=DECADES) for weights in (None, np.abs(tokens.log_ratio)))
     return 10.0 ** -(np.arange(DECADES) + 1), np.divide(total, count, out=np.full(DECADES, np.nan), where=count > 0)
 
 
 def ess_by_length(tokens: Dumped) -> tuple[np.ndarray, np.ndarray]:
-    """Return (lengths T, ESS of the sequence weights over all responses if each is cut after its first T tokens)."""
+    """Return (lengths T, effective sample size of the sequence weights, as a share, if responses are cut after T tokens)."""
     lengths, response = np.arange(1, tokens.position.max() + 1), np.cumsum(tokens.position == 1) - 1
     out = []
     for length in lengths:
@@ -40,7 +40,7 @@ def ess_by_length(tokens: Dumped) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw(folder: Path) -> Figure:
-    """Draw K3 by arm and by place, ESS by length, and |log ratio| by probability, for the arms with a mismatch."""
+    """Draw K3 by arm and by position, ESS by length, and |log ratio| by probability, of the dumps in `folder` with a mismatch."""
     arms = {path.stem: load([path]) for path in sorted(folder.glob("*.parquet"))}
     arms = {name: tokens for name, tokens in arms.items() if k3(tokens.log_ratio) > 1e-8}
     figure = Figure(figsize=(12, 8.5), layout="constrained")

@@ -21,7 +21,7 @@ CASTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor] | 
     "bf16": (lambda x: casts.round_to(x, torch.bfloat16), None),
     "fp16": (lambda x: casts.round_to(x, torch.float16), None),
 }
-"""Format -> (the local engine's cast, the device's own cast, None if the local engine calls the device's)."""
+"""Number format -> (the local engine's cast, the device's own cast; None if the local engine calls the device's)."""
 QUANTIZERS = {
     "fp8 per tensor": lambda x: casts.quantize_fp8(x, None),
     "fp8 per row": lambda x: casts.quantize_fp8(x, -1),
@@ -31,7 +31,7 @@ QUANTIZERS = {
 
 
 def check_casts() -> Table:
-    """Compare casts of all bf16 and a million fp32 numbers: the device's with the CPU's, the engine's with the device's."""
+    """Compare casts of all bf16 and a million fp32 numbers: the device's with the CPU's, the engine's with the device's own."""
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
     values = torch.cat([bits[bits.isfinite()], _spread(2**20)])
     rows = []
@@ -50,7 +50,7 @@ def check_casts() -> Table:
 
 
 def check_products(sizes: tuple[tuple[int, int, int], ...] = SIZES) -> Table:
-    """Compare FP8 matrix products of equal codes and scales, by `torch._scaled_mm` and by the engine's emulation, with fp64."""
+    """Compare FP8 matrix products of equal codes and scales with fp64: those of `torch._scaled_mm` and the engine's emulation."""
     rows = []
     for tokens, inputs, outputs in sizes:
         x = torch.randn(tokens, inputs, generator=generator(0, "products")).to(device())
@@ -86,6 +86,6 @@ def _off(result: Tensor, exact: Tensor) -> float:
 
 
 def _spread(count: int) -> Tensor:
-    """Random numbers over all magnitudes that the tested formats can represent."""
+    """Return `count` random numbers over all magnitudes that the tested formats can represent."""
     drawn = generator(0, "spread")
     return torch.randn(count, generator=drawn) * torch.exp(4 * torch.randn(count, generator=drawn))

@@ -1,4 +1,4 @@
-"""The policy that the GPU checks use, and its responses sampled by each engine in each arm."""
+"""The policy that the GPU checks use, and its responses, sampled by each rollout engine in each arm (a precision)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harness.seeding import generator
 from harness.tasks import PAD
 
 KV_CACHE_GIB = 1.0
-"""Memory of each vLLM engine's cache, in GiB. On a CPU vLLM keeps it until the process ends."""
+"""Memory of the KV cache of each vLLM engine, in GiB. On a CPU vLLM keeps it until the process ends."""
 ARMS = {
     **{name: (name, "compute") for name in ("fp32", "bf16", "fp16", "fp8_tensor", "fp8_channel", "fp8_block", "int8", "nvfp4")},
     "bf16 e4m3 cache": ("bf16", "fp8_e4m3"),
@@ -31,8 +31,8 @@ ARMS = {
 class Size(NamedTuple):
     """The amount of computation in the GPU checks.
 
-    model: a folder that transformers loads. responses: number of responses per arm, in groups of four. answer: maximum tokens
-    of a response. steps: number of RL steps. arms: keys of ARMS in the anatomy. overrides: changes of the config.
+    model: a folder that transformers loads. responses: number of responses per arm, in groups of four. answer: maximum tokens of
+    a response. steps: number of RL steps. arms: keys of ARMS that the anatomy compares. overrides: further config overrides.
     """
 
     model: str = "models/smollm2"
@@ -49,7 +49,7 @@ class Size(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """The responses of an arm [B, T], the seconds that sampling took, and the trainer's exact log π [B, T] in nats."""
+    """Responses [B, T] of an engine in an arm, the seconds that sampling took, and the trainer's exact log π [B, T] in nats."""
 
     engine: str
     arm: str
@@ -60,7 +60,7 @@ class Scored(NamedTuple):
 
     @property
     def log_ratio(self) -> Tensor:
-        """The log ratio log π − log μ of each token, 0 outside the mask."""
+        """The log ratio log π − log μ of trainer and sampler for each token [B, T]; 0 outside the mask."""
         return log_ratio(self.logp, self.rollout.logp, self.mask)
 
     @property
@@ -70,12 +70,12 @@ class Scored(NamedTuple):
 
     @property
     def statistics(self) -> dict[str, float]:
-        """The mismatch diagnostics of these responses, by the names that runs record."""
+        """Mismatch diagnostics of these responses: name as in the metrics of a run, without its section -> value."""
         return {name.split("/")[1]: float(value) for name, value in mismatch(self.batch).items()}
 
 
 class Policy:
-    """The model's weights, its prompts in groups of four, and the trainer's own policy for scoring."""
+    """The model's weights, its prompts, each repeated for a group of four responses, and the trainer's own fp32 policy."""
 
     def __init__(self, size: Size):
         self.size, self.run = size, size.config()
@@ -88,7 +88,7 @@ class Policy:
         self.own = self.engine("local", "fp32")
 
     def engine(self, kind: str, precision: str, kv_cache: str = "compute") -> Any:
-        """Build an engine that holds the policy's weights. Raises UserError if this machine does not support it."""
+        """Build an engine (local or vllm) with the policy's weights. Raises UserError if this machine does not support it."""
         chosen = self.size.config(f"rollout/precision={precision}").rollout.precision
         ENGINES[kind].check(self.net.config, chosen, kv_cache)
         context = self.prompts.shape[1] + self.size.answer
@@ -98,7 +98,7 @@ class Policy:
         return engine
 
     def scored(self, kind: str, arm: str) -> Scored:
-        """Sample from the engine of an arm, and score its responses. Raises UserError if this machine does not support it."""
+        """Sample with an engine (local or vllm) in an arm, and score with the trainer. Raises UserError if it cannot run here."""
         engine = self.engine(kind, *ARMS[arm])
         if device().type == "cuda":  # kernels are chosen and loaded at their first call
             engine.generate(self.prompts, self.uniforms)

@@ -13,7 +13,7 @@ from harness.run.provenance import provenance
 
 
 class Table(NamedTuple):
-    """A table with a title. rows: dicts with the same keys, the columns. note: the meaning of the columns."""
+    """A table with a title. rows: dicts that share their keys, the columns. note: explanation of the columns."""
 
     title: str
     note: str
@@ -21,12 +21,12 @@ class Table(NamedTuple):
 
 
 def number(value: float) -> str:
-    """A number as text with three significant digits, as a power of ten if it is very small or large."""
+    """A number as a string with three significant digits, as a power of ten if it is very small or large."""
     return f"{value:.3g}"
 
 
 def markdown(table: Table) -> str:
-    """A table with its title and its note as Markdown."""
+    """A table with its title and its note as Markdown text."""
     body = pipes(list(table.rows[0]), [list(map(str, row.values())) for row in table.rows])
     return f"### {table.title}\n\n{table.note}\n\n{body}\n"
 

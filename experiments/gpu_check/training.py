@@ -22,14 +22,14 @@ GIB = 2**30
 
 
 class Ceiling(NamedTuple):
-    """Best rates of the device. bandwidth: bytes per second of a copy. rate: operations per second of a square BF16 product."""
+    """Best rates of the device. bandwidth: bytes per second of a copy. rate: operations per second of a square BF16 matmul."""
 
     bandwidth: float
     rate: float
 
 
 def ceiling() -> Ceiling:
-    """Measure the device's best rates, on buffers far larger than a cache."""
+    """Measure the best rates of the device, with buffers far larger than its caches."""
     large = device().type == "cuda"
     source = torch.ones(2**31 if large else 2**28, dtype=torch.uint8, device=device())
     target = torch.empty_like(source)
@@ -40,7 +40,7 @@ def ceiling() -> Ceiling:
 
 
 def check_training(size: Size) -> list[Table]:
-    """Run size.steps RL steps with BF16 and FP8 rollouts in each engine. The first step, which loads kernels, does not count."""
+    """Time size.steps RL steps with BF16 and FP8 rollouts in each engine. The first step, which loads kernels, is left out."""
     top = ceiling()
     engines: dict[str, tuple[str, ...]] = {"local": ()}
     if installed():

@@ -61,7 +61,7 @@ COMMANDS: dict[str, Command] = {
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the command line `words`, by default the arguments of this process. `harness.boundary` turns errors into messages."""
+    """Run `faultline` with the arguments `words`, by default this process's. `harness.boundary` turns errors into messages."""
     words = sys.argv[1:] if words is None else list(words)
     with boundary.command():
         if words[:1] == ["train"]:  # Hydra reads its own command line, --help too

@@ -1,4 +1,4 @@
-"""Types for argparse arguments. The error of each names the value and what is accepted."""
+"""Types for argparse arguments. On a bad value, each raises an error that names the value and what is accepted."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def port(text: str) -> int:
 
 
 def folder(text: str) -> Path:
-    """Parse the path of a folder that exists or can be created: neither the path nor a parent of it is a file."""
+    """Parse the path of a folder that exists or can be created, so that neither the path nor any parent is a file."""
     path = Path(text)
     for place in (path, *path.parents):
         if place.exists() and not place.is_dir():
@@ -57,7 +57,7 @@ def folder(text: str) -> Path:
 
 
 def new_file(text: str) -> Path:
-    """Parse the path of a file that can be written: the path is no folder, and no parent of it is a file."""
+    """Parse the path of a file that can be written, so that the path is no folder and no parent is a file."""
     path = Path(text)
     if path.is_dir():
         raise ArgumentTypeError(f"{path} is a folder; name a file")
@@ -81,7 +81,7 @@ def positive(most: float) -> Callable[[str], float]:
 
 
 def plug_ins_here() -> None:
-    """Make modules of the working directory importable, as `python -m` does."""
+    """Make the modules (plug-ins) in the working directory importable, as `python -m` does."""
     if not sys.flags.safe_path and os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
         beside_others()

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(checkpoint: Path | None, **options: Any) -> None:
-    """Compare the gradients of methods and print the path of the page, or of the table with --paired."""
+    """Compare the gradients of losses and corrections, and print the path of the page, or of the table with --paired."""
     from faultline.tools.gradient.command import gradient_command
 
     written = gradient_command(checkpoint, **options).resolve()

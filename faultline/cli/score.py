@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(model: str, source: Path, out: Path, **options: Any) -> None:
-    """Sample, score and write the dump."""
+    """Sample and score responses of a model, and write them to the dump `out`."""
     from faultline.tools.score import score
 
     score(model, source, out, **options)

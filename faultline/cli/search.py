@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(spec: Path, changes: list[str]) -> None:
-    """Run a search of hyperparameters and print its result as JSON."""
+    """Run the hyperparameter search of the file `spec` with the overrides `changes`, and print its result as JSON."""
     print(f"search {spec}: importing, then checking the corners of its space ...", file=sys.stderr, flush=True)
     from sweeps.search.controller import search
 

@@ -1,1 +1,1 @@
-"""Hooks for other reinforcement learning programs. They write the dumps that `faultline replay` reads, and print diagnoses."""
+"""Hooks for other training programs (TRL, verl). They write the dumps that `faultline replay` reads, and print diagnoses."""

@@ -1,4 +1,4 @@
-"""The diagnosis of a batch as one line in the output of another program."""
+"""The diagnosis of a batch's log-probabilities as one line in the output of another training program."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from harness.errors import UserError, printable
 
 
 def print_diagnosis(program: str, step: int, batch: Batch, tokens: Tensor | None) -> None:
-    """Print the diagnosis of a batch with logp_old, and where to look in `program` if there is a fault.
+    """Print the diagnosis of a batch's logp_old and logp_rollout, and where to look in `program` if there is a fault.
 
-    program: a name in `Diagnosis.check`. tokens: ids [B, T], or None. A batch whose mask is empty prints nothing.
+    program: a name in `Diagnosis.check`. step: printed with it. tokens: ids [B, T], or None. An empty mask prints nothing.
     """
     if not bool(batch.mask.any()):
         return
@@ -22,7 +22,7 @@ def print_diagnosis(program: str, step: int, batch: Batch, tokens: Tensor | None
 
 
 def check_intervals(**intervals: int | None) -> None:
-    """Raise UserError on an interval in steps below 1. None stands for never."""
+    """Raise UserError if an interval, a number of steps by name of its argument, is below 1. None stands for never."""
     for name, every in intervals.items():
         if every is not None and every < 1:
             raise UserError(f"{name}={every}: give a whole number of at least 1, as 10 for every tenth step")

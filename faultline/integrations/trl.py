@@ -1,4 +1,4 @@
-"""Dumps and diagnoses from TRL's GRPOTrainer: one line between building the trainer and training.
+"""Dumps and diagnoses of batches from TRL's GRPOTrainer, by one line between building the trainer and training.
 
     from faultline.integrations import trl
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def record(trainer: GRPOTrainer, folder: Path | str | None = None, every: int = 1, diagnose: int | None = None) -> None:
-    """Write or diagnose batches that the trainer generates from now on.
+    """From now on write or diagnose the batches that the trainer generates.
 
     folder: where the batches of each `every`-th step are written, as step-<step>-<batch>-rank-<rank>.parquet; None for no dumps.
     diagnose: steps between two diagnoses; None for none. A diagnosis is a line that rank 0 prints of its own responses.
@@ -72,7 +72,7 @@ def record(trainer: GRPOTrainer, folder: Path | str | None = None, every: int = 
 
 
 def columns(out: Mapping[str, Any], logp_old: Tensor, step: int) -> dict[str, np.ndarray]:
-    """Columns of a dump from the output of TRL's `_generate_and_score_completions`: [B, T] each, advantages for each token."""
+    """Columns of a dump from `out`, the output of TRL's `_generate_and_score_completions`. Advantages are per token, [B, T]."""
     if "sampling_per_token_logps" not in out:
         raise UserError("TRL's batch has no sampling_per_token_logps: let rollout_func return logprobs, or set use_vllm=True")
     rollout = out["sampling_per_token_logps"].float()
@@ -91,7 +91,7 @@ def columns(out: Mapping[str, Any], logp_old: Tensor, step: int) -> dict[str, np
 
 
 def _logp_old(trainer: GRPOTrainer, out: Mapping[str, Any]) -> Tensor:
-    """log π_old of the completions, [B, T]: TRL's own if it has one, else computed with the trainer's present weights."""
+    """Log π_old of the completions in `out`, [B, T]: TRL's own if present, else computed with the trainer's present weights."""
     if "old_per_token_logps" in out:
         return out["old_per_token_logps"]
     if "pixel_values" in out:

@@ -71,7 +71,7 @@ def diagnose(data: DataProto, step: int) -> None:
 
 
 def install(folder: Path | str | None = None, every: int = 1, diagnose_every: int | None = None) -> None:
-    """Write or diagnose batches that a trainer of verl 0.9 passes to its rollout correction from now on.
+    """From now on write or diagnose the batches that a trainer of verl 0.9 passes to its rollout correction.
 
     folder: where each `every`-th batch is written; None for no dumps. diagnose_every: batches between two diagnoses; None for
     none. With bypass_mode=False all trainers of verl pass each batch, before a token is rejected and before advantages are

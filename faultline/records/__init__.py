@@ -1,4 +1,4 @@
-"""Records that ship with the package: rows of the benchmark, its quick set of regimes, and the tested rules of the verdict.
+"""Records that ship with the package: runs of the benchmark, its quick set of regimes, and the tested rules of the verdict.
 
 `python -m experiments.leaderboard` writes them.
 """
@@ -19,7 +19,7 @@ COLUMNS = ("entry", "regime", "seed", "digest", "outcome", "start", "trainer", "
 
 
 def rows() -> pd.DataFrame:
-    """The recorded runs; empty before any is recorded."""
+    """The recorded runs of the benchmark, a row per run with COLUMNS; empty before any is recorded."""
     file = files(__name__) / ROWS
     if not file.is_file():
         return pd.DataFrame(columns=list(COLUMNS))
@@ -28,15 +28,15 @@ def rows() -> pd.DataFrame:
 
 
 def quick() -> dict[str, list[str]]:
-    """The quick set: name of a regime -> its overrides."""
+    """The benchmark's quick set of regimes: name -> overrides of the regime's config."""
     return {name: text.split() for name, text in yaml.safe_load((files(__name__) / QUICK).read_text()).items()}
 
 
 def verdict() -> dict[str, Any]:
-    """The frozen rules of each deployed policy with what the study measured; empty before the rules are frozen.
+    """The frozen rules that choose a correction, and their measured scores, by deployed policy; empty before they are frozen.
 
-    Policy -> v2 (its cut-offs), best (the best constant), chosen (v2 or "best constant"; None before the held-out regimes are
-    scored), regimes (their number), and scores: rule -> mean, worst and in, see `experiments.leaderboard.scored`.
+    Policy -> v2 (that rule's cut-offs), best (the best constant arm), chosen (v2 or "best constant"; None before the held-out
+    regimes are scored), regimes (their number), scores: rule -> mean, worst and in, see `experiments.leaderboard.scored`.
     """
     file = files(__name__) / VERDICT
     return json.loads(file.read_text()) if file.is_file() else {}

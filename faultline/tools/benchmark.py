@@ -23,11 +23,11 @@ from harness.config import OPERATION
 from harness.errors import UserError
 
 SWEEP = ("run.sweep=benchmark", "tracking=disabled")
-"""Settings of all runs; words of the command line replace them."""
+"""Default overrides of all runs of a benchmark, which words of the command line replace."""
 LAUNCHER = ("hydra/launcher=", "hydra.launcher.", "+hydra.launcher.")
-"""Beginnings of the words that choose a launcher and set its keys."""
+"""Beginnings of command-line words that choose a Hydra launcher and set its keys."""
 SHOWN = 10
-"""Number of recorded rows in a table, the best ones. The references and the entry are shown as well."""
+"""Number of recorded entries in a printed table, the best ones. The references and the user's entry are shown as well."""
 
 
 def benchmark_command(
@@ -41,7 +41,7 @@ def benchmark_command(
     deploy: str | None = None,
     every_row: bool = False,
 ) -> None:
-    """Run an entry, and what it is compared with where no record has it, and print the tables. Runs that have ended are skipped.
+    """Run an entry of the benchmark, and its references where no record has them, and print tables. Ended runs are skipped.
 
     words: overrides of the entry, see `experiments.benchmark.overrides`, keys of a launcher, and keys of OPERATION for all runs.
     name: label of the entry, by default its words. file: a set of regimes in place of the quick set; full: all regimes of the
@@ -94,9 +94,9 @@ def _regimes(file: Path | None, full: bool) -> Regimes:
 
 
 def recorded(rows: pd.DataFrame, runs: Sequence[Planned]) -> pd.DataFrame:
-    """The recorded rows of the regimes and seeds in `runs` whose run without correction is the recorded one.
+    """The recorded rows for the regimes and seeds of `runs` whose run without correction equals the recorded one.
 
-    A regime of another file may have a recorded name and another config; then none of its rows is taken.
+    A regime from a user's file may have a recorded name but a different config. Then none of its rows is returned.
     """
     own = {(run.regime, run.seed): run.config.digest for run in runs if run.entry == NONE}
     none = rows[rows.entry == NONE]
@@ -105,7 +105,7 @@ def recorded(rows: pd.DataFrame, runs: Sequence[Planned]) -> pd.DataFrame:
 
 
 def _train(runs: Sequence[Planned], words: Sequence[str]) -> None:
-    """Run all configs as one sweep, by the launcher that `words` choose, on this machine by default."""
+    """Run all planned configs as one sweep, by the launcher that `words` choose, on this machine by default."""
     with refusing(" ".join(words)), hydra.initialize_config_module(MODULE, version_base="1.3"):
         composed = hydra.compose("config", ["hydra/launcher=local", *words], return_hydra_config=True)
         launcher = hydra.utils.instantiate(composed.hydra.launcher)
@@ -117,7 +117,7 @@ def _train(runs: Sequence[Planned], words: Sequence[str]) -> None:
 
 
 def table(found: pd.DataFrame, label: str, every_row: bool) -> pd.DataFrame:
-    """Format the scores: the entry `label`, its references and the best recorded rows, in the order of their gain."""
+    """Format the scores `found`: the entry `label`, its references and the best recorded entries, by descending gain."""
     others = found[~found.entry.isin([label, NONE, CONTROL])].index[: None if every_row else SHOWN]
     kept = found[found.entry.isin([label, NONE, CONTROL]) | found.index.isin(others)]
     rows = [
@@ -135,7 +135,7 @@ def table(found: pd.DataFrame, label: str, every_row: bool) -> pd.DataFrame:
 
 
 def regrets(rows: pd.DataFrame, policy: str, frozen: dict) -> pd.DataFrame:
-    """A row per rule: its regret as a share of the control's gain over all regimes, mean and worst, and the study's mean.
+    """A row per rule of choice: its mean and worst regret over regimes, as a share of the control's gain, and the study's mean.
 
     frozen: the rules of the policy, from `records.verdict`.
     """

@@ -1,6 +1,6 @@
 """Collapse detection: detectors that report events, and the outcome of a run that follows from these events. Torch-free.
 
-A run feeds its detectors one row of metrics per step. `detect` feeds them the rows of a finished run; the events are equal.
+A run feeds its detectors one row of metrics per step. `detect` feeds them the rows of a finished run and gives the same events.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class Detector(Protocol):
 
 
 class Detectors:
-    """All detectors of a run, by name. Each is fed every row until it has reported an event."""
+    """All detectors of a run, by name. Each is fed every row of metrics until it has reported an event."""
 
     def __init__(self, detectors: Mapping[str, Detector]):
         self.detectors = detectors
         self.events: dict[str, Event] = {}
-        """Detector -> its event, for the detectors that have reported one."""
+        """Name of each detector that has reported an event -> the event."""
 
     def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Event]:
-        """Feed the row of a step to the detectors that have not reported. Returns the events that it completes, by detector."""
+        """Feed a step's metrics to the detectors that have not reported. Returns the events that it completes, by detector."""
         watching = {name: detector for name, detector in self.detectors.items() if name not in self.events}
         completed = {name: event for name, detector in watching.items() if (event := detector.observe(step, metrics))}
         self.events |= completed
@@ -112,8 +112,8 @@ def detect(rows: Iterable[dict[str, float]], settings: dict[str, dict[str, Any]]
 def outcome(onsets: dict[str, int], watched: Iterable[str]) -> Outcome:
     """Return the outcome of a finished run: its earliest collapse and the collapse's cause, else whether the run learned.
 
-    onsets: step by detector. watched: the detectors of the run. The cause is the earliest warning or numerical failure in the
-    CAUSE_WINDOW steps up to the onset. A run never learned if a detector of learning watched it and reported nothing.
+    onsets: detector -> onset of its event, a step. watched: names of the run's detectors. The cause is the earliest warning or
+    numerical failure in the CAUSE_WINDOW steps up to the onset. A run never learned if a detector of learning reported nothing.
     """
     role = {name: DETECTORS[name].role for name in {*onsets, *watched}}
     fatal = {name: step for name, step in onsets.items() if role[name] == "collapse"}

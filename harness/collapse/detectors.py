@@ -30,14 +30,14 @@ Reading = list[float]
 
 
 class Drawdown:
-    """D1: a sustained drawdown of the held-out reward.
+    """D1, a collapse: the held-out reward R stays far below its best level M.
 
-    The event is the first k ≥ warm with M_j − R_j ≥ max(δ·(M_j − floor), 3σ_j) for `consecutive` evaluations j in a row. Its
-    onset is the first of these j. R_j is the held-out reward of evaluation j. M_j is the maximum over i ≤ j of the median of
-    R_{i−2..i}, with fewer terms at the start. σ_j is the larger of the standard errors of R_j and M_j, because the standard
-    error of R_j = 0 is 0. Guard: M > floor, and M − R_0 ≥ 3σ_0 or R ≤ R_0 − 3σ_0. Otherwise the run never learned.
+    The event is `consecutive` evaluations j ≥ warm in a row with M_j − R_j ≥ max(delta·(M_j − floor), 3σ_j). Its onset is the
+    step of the first of these. R_j is the held-out reward of evaluation j, from 0. M_j is the maximum over i ≤ j of the median
+    of R_{i−2..i}, with fewer terms at the start. σ_j is the larger standard error of R_j and M_j, because a reward of 0 has
+    standard error 0. Each j also needs M_j > floor, and M_j − R_0 ≥ 3σ_0 or R_j ≤ R_0 − 3σ_0. Else the run never learned.
 
-    delta: δ. warm: number of evaluations before the first event. floor: reward of random answers.
+    delta: share of the gain M − floor that is lost. warm: number of evaluations not tested. floor: reward of random answers.
     """
 
     role = "collapse"
@@ -72,9 +72,9 @@ class Drawdown:
 
 
 class Learning:
-    """Event "learned": the median of three held-out rewards exceeds the first reward R_0 by 3σ, or R_0 ≥ `solved`.
+    """Event "learned": the median of the last three held-out rewards exceeds the first reward R_0 by 3σ, or R_0 ≥ `solved`.
 
-    σ is the larger of the two standard errors. A finished run that has neither this event nor a collapse never learned.
+    σ is the larger standard error of the median and of R_0. A finished run with neither this event nor a collapse never learned.
     """
 
     role = "learned"
@@ -98,12 +98,12 @@ class Learning:
 
 
 class Numerical:
-    """D2: numerical failure.
+    """D2, a collapse: numerical failure of a run.
 
     Any of these is a failure: a loss, gradient norm or entropy that is not finite; a rollout without a finite log-probability;
     a gradient norm before clipping above `factor` times its trailing median in `hits` of the last `hits_window` steps; more
-    than half of the optimizer steps skipped over the last `window` steps. The trailing median is that of the previous `window`
-    steps. Steps near an exceedance do not enter it.
+    than half of the optimizer steps skipped over the last `window` steps. The trailing median is that of the last `window`
+    usable steps. A step is usable if no gradient norm of the last `hits_window` steps exceeded its bound.
     """
 
     role = "collapse"
@@ -141,9 +141,9 @@ class Numerical:
 class Distribution:
     """D3, a warning: the rollout policy has drifted away from the trainer's policy.
 
-    One of two conditions must hold for `consecutive` steps in a row, and the onset is the first of these steps. Either the
-    sequence ESS, as a share, is below `ess`. Or K3 is above both 3 · `null_band` and `factor` times its median over the steps
-    `first` to `last`.
+    One of two conditions on the ratios ρ = π_old/μ must hold for `consecutive` steps in a row. The onset is the first of these
+    steps. Either the effective sample size of the responses' ratios, as a share, is below `ess`. Or K3 = E[ρ − 1 − log ρ] is
+    above both 3 · `null_band` and `factor` times its median over the steps `first` to `last`.
     null_band: K3 between two executions of the same weights, in nats per token, caused by the engines' rounding alone.
     """
 
@@ -171,7 +171,7 @@ class Distribution:
 
 
 class Entropy:
-    """D4, a warning: entropy H < `share` · H_0 for `consecutive` steps in a row. The onset is the first of these steps.
+    """D4, a warning: the policy's entropy is below `share` · H_0 for `consecutive` steps in a row, the first being the onset.
 
     H_0 is the entropy of the first step. On a task with a single answer, low entropy may mean success. So the event only
     counts as the cause of a reward drawdown that follows (`harness.collapse.outcome`).
@@ -195,10 +195,10 @@ class Entropy:
 class Length:
     """D4, a warning: the lengths of the responses degenerate.
 
-    For `consecutive` steps in a row more than `share` of the responses are cut off at the maximum length. Or more than `share`
-    have one length, although at some earlier step no length was so frequent. The onset is the first of these steps. The
-    detector reads `rollout/truncated` and `rollout/same_length`, recorded only by tasks whose responses can end early. A
-    correction that rejects long responses can cause this event.
+    For `consecutive` steps in a row more than a fraction `share` of the responses are cut off at the maximum length. Or more
+    than that fraction have the same length, although at some earlier step no length was so frequent. The onset is the first of
+    these steps. The detector reads `rollout/truncated` and `rollout/same_length`, recorded only by tasks whose responses can end
+    early. A correction that rejects long responses can cause this event.
     """
 
     role = "warning"
@@ -225,11 +225,11 @@ class Weights:
     """D5, a warning: degenerate importance weights, by the criteria of verl's README on rollout importance sampling.
 
     One of five conditions must hold for `consecutive` steps in a row, and the onset is the first of these steps. The mean
-    weight is outside of [`low`, `high`]. Or the standard deviation of the weights is above `std`. Or their effective sample
-    size, as a share of the tokens, is below `ess`. Or the filters reject more than `masked` of the tokens. Or the filter named
-    veto rejects tokens of more than `veto` of the responses. Weights are read after bounding (`rollout_corr/rollout_is_*`), even
-    if the correction does not apply them. The veto's share is recorded every diagnostics.every steps, and only these steps
-    count for it. With `std` or `veto` None there is no such condition.
+    weight is outside [`low`, `high`]. Or the standard deviation of the weights is above `std`. Or their effective sample
+    size, as a share of the tokens, is below `ess`. Or the filters reject more than a share `masked` of the tokens. Or the filter
+    named veto rejects tokens of more than a share `veto` of the responses. Weights are read after bounding
+    (`rollout_corr/rollout_is_*`), even if the correction does not apply them. The share of vetoed responses is recorded every
+    diagnostics.every steps, and only these steps count for it. If `std` or `veto` is None, its condition is not tested.
     """
 
     role = "warning"
@@ -270,7 +270,7 @@ class Weights:
 
 
 class FaultAlarm:
-    """D6, a warning: `consecutive` diagnoses in a row, one every diagnostics.every steps, name the same fault.
+    """D6, a warning: `consecutive` diagnoses of the log-probabilities in a row, every diagnostics.every steps, name one fault.
 
     The onset is the first of these steps, and the cause names the fault. docs/diagnosis.md says what to check.
     """
@@ -292,7 +292,7 @@ class FaultAlarm:
 def _lasting(state: dict[str, Any], step: int, consecutive: int, alarms: dict[str, tuple[bool, str]]) -> Event | None:
     """Return the event of the first alarm that has held for `consecutive` steps in a row; its onset is the first of these steps.
 
-    alarms: name -> (whether it holds at this step, its cause). state: name -> the steps in a row at which it has held.
+    alarms: name of an alarm -> (whether it holds at `step`, its cause). state: name -> latest steps in a row at which it held.
     """
     for name, (holds, _) in alarms.items():
         state[name] = [*state.get(name, []), step] if holds else []
@@ -301,7 +301,7 @@ def _lasting(state: dict[str, Any], step: int, consecutive: int, alarms: dict[st
 
 
 def _median(readings: list[Reading]) -> Reading:
-    """Median of up to three rewards, with its standard error. Two rewards give their mean and the larger error."""
+    """Median of up to three rewards, with its standard error. Two rewards give their mean and the larger standard error."""
     ordered = sorted(readings)
     if len(ordered) == 2:
         return [(ordered[0][0] + ordered[1][0]) / 2, max(ordered[0][1], ordered[1][1])]

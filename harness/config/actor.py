@@ -43,7 +43,7 @@ class ActorConfig(Strict):
     """Dtype of weights, activations and gradients; fp16 on a GPU only."""
     masters: Literal["fp32", "none", "kahan", "stochastic"] = "fp32"
     """Weights that the optimizer updates under dtype=bf16. fp32: a copy in fp32. none: the BF16 weights, rounded to nearest.
-    kahan: these with Kahan summation. stochastic: these, rounded stochastically. See docs/sources.md."""
+    kahan: the BF16 weights, with Kahan summation. stochastic: the BF16 weights, rounded stochastically. See docs/sources.md."""
     precision: PrecisionConfig | None = None
     """Precision to which the training forward pass casts the linear layers, with straight-through gradients. null: no cast."""
     lr: PositiveFraction

@@ -1,4 +1,4 @@
-"""Constrained types of numbers and texts, and the two base classes of config sections."""
+"""Constrained types of numbers and strings, and the two base classes of config sections."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATTERNS = {
     NAME: "letters, digits, _, - and . are accepted, and neither - nor . at the beginning",
     ONE_LINE: "one line without control characters is accepted",
 }
-"""Regular expression -> description in words of the texts that it accepts, for error messages."""
+"""Regular expression -> description in words of the strings that it accepts, for error messages."""
 Name = Annotated[str, Field(pattern=NAME)]
 Text = Annotated[str, Field(min_length=1, pattern=ONE_LINE)]
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
@@ -28,7 +28,7 @@ def name_of(value: Any) -> str | None:
 
 
 class Strict(BaseModel):
-    """Immutable base class of config sections. Unknown keys, values of another type, infinite numbers and NaN are refused.
+    """Immutable base class of config sections. Unknown keys, values of a wrong type, infinite numbers and NaN are refused.
 
     `--help` shows the docstring below a field. A field's default is how runs behaved before the key was added, so it never
     changes (`harness.config.digest`). New runs get the values of experiments/conf.

@@ -12,7 +12,7 @@ from harness.config.base import PATTERNS
 KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "text", "list": "a list"}
 """Pydantic's words for a type -> words that a user understands."""
 SECTION = ("model_type", "dataclass_type", "dict_type")
-"""Pydantic's error types for a plain value in the place of a section."""
+"""Pydantic's types of the error that a config has a plain value where it needs a section."""
 
 
 def explained(error: ValidationError, composed: dict[str, Any]) -> list[str]:

@@ -11,11 +11,11 @@ from harness.config.base import Count, Positive, Strict
 from harness.config.digest import section
 
 RECIPROCAL = "reciprocal"
-"""Text that may replace the number of a lower bound. It stands for 1/upper."""
+"""String that may replace the number of a correction's lower bound. It stands for 1/upper."""
 
 
 def _with_numbers(value: Any) -> Any:
-    """Replace each lower bound `reciprocal` of a section by its number. Raises ValueError on other texts and on booleans."""
+    """Replace each lower bound `reciprocal` of a section by its number. Raises ValueError on other strings and on booleans."""
     if not isinstance(value, dict):
         return value
     value = {key: dict(part) if key in ("weight", "reject") and isinstance(part, dict) else part for key, part in value.items()}
@@ -45,7 +45,7 @@ CorrectionConfig = Annotated[Correction, BeforeValidator(_with_numbers)]
 
 
 VALUE_OF_K3 = ("k3_k2", "k3_unbiased")
-"""KL estimators whose value at π_old equals that of k3."""
+"""KL estimators of algos/kl.py whose value at π_old equals that of the estimator k3."""
 
 
 class ReduceConfig(Strict):

@@ -165,7 +165,7 @@ def _column_problems(table: pa.Table, name: str) -> Iterator[tuple[int, str]]:
     used = inside & _mask_of(table, sound, lengths)
 
     def first(bad: np.ndarray, what: Callable[[int, int], str]) -> Iterator[tuple[int, str]]:
-        """The first invalid value of each row, as pairs (row, what(index, position in the row))."""
+        """First value of each row in the mask `bad` of flat values, as pairs (row, what(flat index, position in the row))."""
         indices = np.flatnonzero(bad)
         ends = np.cumsum(lengths)
         rows, own = np.unique(np.searchsorted(ends, indices, "right"), return_index=True)
@@ -193,9 +193,9 @@ def _column_problems(table: pa.Table, name: str) -> Iterator[tuple[int, str]]:
 
 
 def _mask_of(table: pa.Table, sound: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Mask at the values of a column, flat; True where the row has no usable mask.
+    """Value of `mask` at each value of a list column, as one flat array; True where the row has no usable mask.
 
-    lengths: number of values in each row. sound: rows whose number of values is the length of the response.
+    lengths: number of values in each row. sound: whether that number is the length of the response, for each row.
     """
     if "mask" not in table.column_names:
         return np.ones(lengths.sum(), dtype=bool)

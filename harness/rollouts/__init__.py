@@ -21,7 +21,7 @@ ENGINES = Registry("engines", {"local": "harness.rollouts.local:LocalEngine", "v
 
 
 ReportedRoutes = Literal["nothing", "experts", "experts and weights"]
-"""An engine's report on the experts of a mixture: nothing, `Rollout.expert_ids`, or `Rollout.expert_weights` too."""
+"""Extent of an engine's report on the experts of a mixture: nothing, `Rollout.expert_ids`, or `Rollout.expert_weights` too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Take the trainer's weights, by their transformers names, in the engine's precision. An exception leaves none usable."""
+        """Take the trainer's weights, by their transformers names, in the engine's precision. After an exception it has none."""
 
     @abstractmethod
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
@@ -129,21 +129,21 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def score(self, prompts: Tensor, tokens: Tensor) -> Tensor:
-        """Return log μ [B, T] in nats of responses `tokens` [B, T] to prompts [B, P] under the present weights; 0 on PAD."""
+        """Return the engine's log-probabilities [B, T], in nats, of responses `tokens` [B, T] to prompts [B, P]; 0 on PAD."""
 
     def sleep(self) -> None:  # noqa: B027  an engine that shares no memory with the actor has none to lend
-        """Lend device memory to the actor. `load_weights` takes it back, and must come before the next `generate`."""
+        """Lend the engine's device memory to the actor. `load_weights` takes it back, and must precede the next `generate`."""
 
     @abstractmethod
     def greedy(self, prompts: Tensor, length: int) -> Tensor:
         """Generate the most probable token at each place: [B, length], with PAD after a stop token."""
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors that the engine must have again when a run goes on, for a checkpoint; empty if the weights are enough."""
+        """Tensors by name that a checkpoint must keep, beside the weights, for the engine to continue a run; often empty."""
         return {}
 
     def restore(self, state: dict[str, Tensor]) -> None:  # noqa: B027  an engine without a state has nothing to restore
-        """Restore the tensors that `state` returned."""
+        """Give the engine of a resumed run the tensors that `state` returned when the checkpoint was written."""
 
     def close(self) -> None:  # noqa: B027  an engine that holds nothing has nothing to give back
         """Free the engine's device memory and end its processes."""

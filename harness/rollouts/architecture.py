@@ -1,6 +1,6 @@
 """Description of the models that the embedded engine computes: Llama, Qwen2, Qwen3 and Qwen3-MoE.
 
-All are one decoder: RMS norms before attention and MLP, rotary positions, grouped queries, a SwiGLU or a mixture of several.
+All four are one decoder: RMS norms before attention and MLP, rotary positions, grouped queries, a SwiGLU or a mixture of several.
 They differ in which matrices have a bias, and in whether queries and keys are normalised per head.
 """
 
@@ -22,7 +22,7 @@ FUSED = {
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
 }
-"""Matrix of a decoder layer, as an inference engine multiplies by it -> the modules whose weights it concatenates."""
+"""Matrix by which an inference engine multiplies in a decoder layer -> the modules whose weights the matrix concatenates."""
 SCALED_ROPES = ("linear", "llama3", "yarn")
 """Variants of rotary embedding whose frequencies do not depend on the length of the sequence."""
 

@@ -126,14 +126,14 @@ def quantize_nvfp4(x: Tensor, dim: int | None = None, *, four_over_six: bool = F
 
 
 def _scaled_blocks(blocks: Tensor, scale: Tensor, largest: float) -> Tensor:
-    """code · block scale of blocks [..., 16] whose largest value has the code `largest`."""
+    """Values code · block scale of NVFP4 blocks [..., 16] under the fp32 `scale`, if a block's maximum has code `largest`."""
     block_scale = e4m3(blocks.abs().amax(-1, keepdim=True) / largest / scale)
     block_scale = torch.where(block_scale > 0, block_scale, 1.0)
     return e2m1(blocks / (block_scale * scale)) * block_scale
 
 
 def _mx(x: Tensor, name: str, element: Callable[[Tensor], Tensor], largest: int) -> Tensor:
-    """Values of x in an MX format. largest: exponent of the largest power of two among the elements."""
+    """Values code · scale of x in the MX format `name`. element: rounds to codes, whose largest power of two is 2^largest."""
     blocks = _blocks(x, name, MX_BLOCK)
     power = (blocks.abs().amax(-1, keepdim=True).view(torch.int32) & 0x7F800000).view(torch.float32)  # 2^⌊log₂ max|x|⌋
     scale = (power * 2.0**-largest).clamp(2.0**-127, 2.0**127)

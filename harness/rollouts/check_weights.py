@@ -19,18 +19,18 @@ from harness.rollouts import Rollout, RolloutEngine
 from harness.tasks import PAD
 
 QUANTISED = 1.0
-"""Tolerated mean |log μ − log π| in nats for an engine with a quantised part. The weights of another policy give several."""
+"""Tolerated mean difference of a quantised engine from the actor's log-probabilities, in nats. Wrong weights give several."""
 UNNOTICED = 0.1
-"""Share of the tolerance by which the actor's scores may move before an engine with unchanged answers counts as stale."""
+"""Share of the tolerance by which the actor's log-probabilities may move before an engine with unchanged ones counts as stale."""
 
 
 def tolerance(precision: PrecisionConfig, kv_cache: str) -> float:
-    """Tolerated mean difference between the log-probabilities of an engine in this precision and of the actor, in nats."""
+    """Tolerated mean difference of an engine's log-probabilities from the actor's, in nats, in a precision and KV cache dtype."""
     return COMPUTE[precision.compute].tolerance if precision.weights is None and kv_cache == "compute" else QUANTISED
 
 
 class TrainedPolicy(Protocol):
-    """Interface of the actor, whose log-probabilities an engine's are compared with."""
+    """Interface of the actor, with whose log-probabilities those of an engine are compared."""
 
     def logp(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Any]:
         """Return (log π [B, T] of given tokens in nats, anything else)."""
@@ -46,7 +46,7 @@ class SyncCheck:
 
     @torch.no_grad()
     def __call__(self, engine: RolloutEngine, actor: TrainedPolicy) -> float | None:
-        """Return mean |log μ − log π| in nats; None if log π is not finite. Raises UserError on other weights."""
+        """Return mean |log μ − log π|, engine to actor, in nats; None if π is not finite. Raises UserError on wrong weights."""
         rollout = engine.generate(self.prompts, self.uniforms)
         logp = actor.logp(self.prompts, rollout.tokens)[0]
         if not logp.isfinite().all():

@@ -6,8 +6,8 @@ residual r ∝ max(p − q̂, 0). p is the target's policy, and q̂ the draft's 
     μ'(x) = q(x)·min(1, p(x)/q̂(x)) + (1 − Σ_y q(y)·min(1, p(y)/q̂(y)))·r(x)
 
 With q = q̂ this is p, whatever the draft: arXiv 2211.17192, theorem 1. Here q̂ is the target at DRAFT_TEMPERATURE, and q is
-(1 − ε)·q̂ + ε/V. The engine reports log p, as real ones do. So every ratio π/μ is what it would be without the fault, although
-the tokens are not drawn from p. Source of the fault: transformers #47932.
+(1 − ε)·q̂ + ε/V, for V tokens and an error ε. The engine reports log p, as real ones do. So every ratio π/μ is what it would
+be without the fault, although the tokens are not drawn from p. Source of the fault: transformers #47932.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DRAFT_TEMPERATURE = 2.0
 
 
 def drawn_from(logp: Tensor, error: float) -> Tensor:
-    """Probabilities μ' [N, V] of the tokens that speculative sampling draws. logp: log p of the target, [N, V]. error: ε."""
+    """Probabilities μ' [N, V] of tokens drawn by speculative sampling. logp: log p, [N, V]. error: share ε of uniform drafts."""
     p, believed = logp.exp(), (logp / DRAFT_TEMPERATURE).softmax(-1)
     accepted = torch.where(believed > 0, (p / believed).clamp(max=1), 0.0)
     proposed = ((1 - error) * believed + error / logp.shape[-1]) * accepted

@@ -23,16 +23,16 @@ from torch import Tensor
 from harness.errors import UserError
 
 KvScale = Literal["one", "sync", "first"]
-"""one: the scale is 1. sync: calibrated after each load of weights. first: calibrated after the first load."""
+"""Rule for the scales of an FP8 KV cache. one: 1. sync: calibrated after each load of weights. first: after the first load."""
 Percentile = Annotated[float, Interval(gt=0, le=100)]
 LARGEST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
-"""Dtype of a KV cache -> its largest value."""
+"""FP8 dtype of a KV cache -> largest value of the dtype."""
 
 
 class KvScales:
-    """Scales of each layer's keys and values, and the cast by them.
+    """Scales of each layer's keys and values in an FP8 KV cache, and the cast by these scales.
 
-    cast: rounds fp32 values to the dtype of the cache. largest: of that dtype.
+    cast: rounds fp32 values to the cache's dtype. largest: largest value of the dtype. percentile: of |x|, for calibration.
     """
 
     def __init__(self, cast: Callable[[Tensor], Tensor], largest: float, rule: KvScale, percentile: float):
@@ -40,12 +40,12 @@ class KvScales:
         self.scales: dict[str, Tensor] = {}
 
     def sync(self) -> None:
-        """Note that new weights were loaded."""
+        """Forget the scales after a load of weights, if the rule calibrates them at each load."""
         if self.rule == "sync":
             self.scales = {}
 
     def __call__(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values as the cache of a layer gives them back. Calibrates their scales if the layer has none."""
+        """Return keys and values as the FP8 cache of a layer gives them back. Calibrates their scales if the layer has none."""
         return self._stored(f"{layer}.k", keys), self._stored(f"{layer}.v", values)
 
     def _stored(self, name: str, x: Tensor) -> Tensor:
@@ -58,16 +58,16 @@ class KvScales:
         return self.cast(x / self.scales[name]) * self.scales[name]
 
     def state(self) -> dict[str, Tensor]:
-        """The scales by layer, for a checkpoint."""
+        """Scales of the FP8 cache by layer, for a checkpoint; empty unless they were calibrated once and for all."""
         return {name: scale.clone() for name, scale in self.scales.items()} if self.rule == "first" else {}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore the scales that `state` returned."""
+        """Restore the scales of the FP8 cache from a checkpoint, as `state` returned them."""
         self.scales = dict(state)
 
 
 def check_kv_scales(kv_cache: str, rule: str, percentile: float) -> None:
-    """Raise UserError if the scales, or their percentile, have no effect."""
+    """Raise UserError if the rule for the scales of a KV cache, or the percentile of their calibration, has no effect."""
     if rule != "one" and kv_cache == "compute":
         raise UserError(f"rollout.engine.kv_scale={rule} has no effect with rollout.kv_cache=compute; set fp8_e4m3 or fp8_e5m2")
     if rule == "one" and percentile != 100:

@@ -35,7 +35,7 @@ def is_cast(precision: PrecisionConfig, layer: int, layers: int, modules: Sequen
 
 
 def check_left_out(precision: PrecisionConfig, layers: int, has_experts: bool) -> None:
-    """Raise UserError if a precision leaves all layers out, if a pattern names none, or if it divides a matrix."""
+    """Raise UserError if a precision leaves out all layers, or `ignore` names an unknown layer or a part of a cast matrix."""
     groups = matrices(has_experts).values()
     names = [f"model.layers.{i}.{module}" for i in range(layers) for modules in groups for module in modules]
     for pattern in precision.ignore:

@@ -55,8 +55,8 @@ INT8_EXACT_WIDTH = 1040
 class EngineMatrix(NamedTuple):
     """A weight matrix in the form by which the engine multiplies.
 
-    codes: [K, N]. scale: of the output, scalar, [N] or [⌈K/128⌉, N]; None if the codes are the values. bias: [N]. cast: whether
-    the matrix and its inputs are cast; false for a layer that a precision leaves out.
+    codes: [K, N], for K inputs and N outputs. scale: of the output, scalar, [N] or [⌈K/128⌉, N]; None if the codes are the
+    values. bias: [N]. cast: whether the matrix and its inputs are cast; false for a layer that a precision leaves out.
     """
 
     codes: Tensor
@@ -84,7 +84,7 @@ class Arithmetic:
         return casts.round_to(x, self.compute)
 
     def weight(self, weight: Tensor, bias: Tensor | None = None, *, cast: bool = True) -> EngineMatrix:
-        """Cast a weight [N, K] to the precision's format. cast: whether to do so; else the weight keeps the compute dtype."""
+        """Cast a weight [N, K] to the precision's format of weights, or with cast=False to its compute dtype."""
         if not cast:
             return EngineMatrix(weight.t().contiguous(), None, bias, cast)
         codes, scale = WEIGHT_CASTS[self.weights](weight)
@@ -96,14 +96,14 @@ class Arithmetic:
         return EngineMatrix(codes.t().contiguous(), scale, bias)
 
     def activation(self, x: Tensor, *, cast: bool = True) -> tuple[Tensor, Tensor | None]:
-        """Cast rows x [B, K] to the precision's format: codes, and a scale for each row, or for each 128 values of a row."""
+        """Cast inputs x [B, K] to the precision's format. Returns (codes, scale per row or per 128 values of a row)."""
         if not cast:
             return x, None
         return ACTIVATION_CASTS[self.activations](x)
 
     @staticmethod
     def values(codes: Tensor, scale: Tensor | None) -> Tensor:
-        """Values [B, K] of cast rows: code · scale."""
+        """Values code · scale, [B, K], of rows that `activation` has cast."""
         if scale is None:
             return codes
         return codes * (scale.repeat_interleave(casts.FP8_BLOCK, -1)[:, : codes.shape[-1]] if scale.shape[-1] > 1 else scale)
@@ -130,7 +130,7 @@ def _scaled(y: Tensor, scale: Tensor | None, of_weight: Tensor | None) -> Tensor
 
 
 def _sum_of_blocks(codes: Tensor, scale: Tensor | None, weight: EngineMatrix) -> Tensor:
-    """Product y[b, n] = Σ_g (Σ_{k in g} x[b, k]·w[k, n]) · s_x[b, g] · s_w[g, n], in fp32 over blocks g of 128 along K."""
+    """Product y[b, n] = Σ_g (Σ_{k in g} x[b, k]·w[k, n])·s_x[b, g]·s_w[g, n] of codes x, w, scales s_x, s_w, blocks g of 128."""
     assert weight.scale is not None
     y = codes.new_zeros(len(codes), weight.codes.shape[1])
     blocks = zip(codes.split(casts.FP8_BLOCK, 1), weight.codes.split(casts.FP8_BLOCK), weight.scale, strict=True)

@@ -34,13 +34,13 @@ from harness.rollouts.tree import children, differs
 from harness.tasks import PAD
 
 Pick = Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
-"""Function that chooses a token for each row that goes on.
+"""Function that chooses the token at place t of each response that has not ended.
 
-Arguments: (t, log-probabilities [N, V] of the nodes, node of each row, numbers of the rows). Returns (token of each row, mask
-of the rows that go on after it, or None if all do)."""
+Arguments: (t, log-probabilities [N, V] at the nodes of the samples' tree, node of each row, numbers of the rows). Returns (token
+of each row, mask of the rows that continue after their token, or None if all do)."""
 
 SHARED = 16
-"""Minimum number of tokens at the beginning of all prompts, such as those of a system prompt, that is computed once."""
+"""Minimum length, in tokens, of a common beginning of all prompts, such as a system prompt, that is computed only once."""
 KV_CASTS = {"compute": None, "fp8_e4m3": casts.e4m3, "fp8_e5m2": casts.e5m2}
 
 
@@ -50,20 +50,19 @@ class _Nodes(NamedTuple):
     logits: Tensor
     """Logits [N, V] of the token after each node."""
     routes: Routes | None
-    """Routes that computed the nodes; None for a dense model."""
+    """Experts that computed the nodes; None for a dense model."""
     cache: Cache
     padding: Tensor | None
     """Number of leading places of each node that are padding, [N]; None if there is no padding."""
 
     def routes_of(self, node: Tensor) -> Routes:
-        """Routes (chosen experts) of each row, given the number of its node. For a mixture of experts only."""
+        """Routes (chosen experts) of each row. node: the number of each row's node, [B]. Only for a mixture of experts."""
         assert self.routes is not None
         return self.routes.of(node)
 
 
 class LocalEngine(RolloutEngine):
-    """Embedded engine: batched sampling from a transformers model. `score` repeats the computation of sampling for given
-    tokens.
+    """Embedded engine: batched sampling from a transformers model. `score` repeats that computation for given tokens.
 
     router_dtype: "fp32" keeps the router of a mixture in fp32, whatever the precision's compute dtype.
     head_dtype: "fp32" keeps the output head in fp32.
@@ -197,7 +196,7 @@ class LocalEngine(RolloutEngine):
         return self._sample(prompts, Rollout(nothing, nothing.float(), nothing), everyone, uniforms, None)
 
     def resume(self, prompts: Tensor, begun: Rollout, going: Tensor, uniforms: Tensor) -> Rollout:
-        """Continue responses by the computation of `generate`.
+        """Sample further tokens of responses `begun` by the computation of `generate`.
 
         A response generated in parts equals, bit for bit, one generated at once with the same weights. Under a rule of
         `kv_at_sync` that keeps KV, the beginnings are not computed again.
@@ -207,7 +206,7 @@ class LocalEngine(RolloutEngine):
         return self._sample_from_kept(prompts, begun, going, uniforms)
 
     def _sample(self, prompts: Tensor, begun: Rollout, going: Tensor, uniforms: Tensor, history: History | None) -> Rollout:
-        """`resume` with all that precedes the new tokens computed by the present weights, but for what `history` finds kept."""
+        """Perform `resume`. The present weights compute all that precedes the new tokens, except kept KV of `history`."""
         uniforms = uniforms.to(self.device, torch.float64)
         given, going = begun.tokens.to(self.device), going.to(self.device)
         start = given.shape[1]
@@ -229,7 +228,7 @@ class LocalEngine(RolloutEngine):
         return Rollout(tokens, logp, torch.full_like(tokens, self.version), ids, weights, support)
 
     def _sample_from_kept(self, prompts: Tensor, begun: Rollout, going: Tensor, uniforms: Tensor) -> Rollout:
-        """`resume` from the kept KV. Prompts and beginnings together are the prompts of this call."""
+        """Perform `resume` from kept KV, by treating each prompt together with the beginning of its response as a prompt."""
         tokens, version, here = (part.to(self.device) for part in (begun.tokens, begun.version, going))
         history = History.of(prompts.to(self.device), tokens, version).rows(here)
         nothing = torch.zeros(len(history.tokens), 0, dtype=torch.int64, device=self.device)
@@ -255,11 +254,11 @@ class LocalEngine(RolloutEngine):
         return self._walk(prompts, length, pick)[0]
 
     def score(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> Tensor:
-        """Log-probabilities [B, T] in nats of given tokens, 0 on PAD, with the bits that `generate` gives."""
+        """Log-probabilities [B, T] of given tokens in nats, 0 on PAD, equal bit for bit to those of `generate`."""
         return self.score_routed(prompts, tokens, replay)[0]
 
     def score_routed(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes | None]:
-        """Return (log-probabilities [B, T] of tokens in nats, routes taken or None). replay: records to take instead."""
+        """Return (log-probabilities [B, T] in nats, routes; None for a dense model). replay: experts and masks to take."""
         tokens = tokens.to(self.device)
         present = tokens != PAD
         ragged = not bool(present.all())
@@ -294,7 +293,7 @@ class LocalEngine(RolloutEngine):
         support: Tensor | None,
         history: History | None,
     ) -> tuple[Tensor, Tensor, Recorded]:
-        """Return (tokens, log-probabilities, records). The first two are [B, length], PAD and 0 after the end of a row.
+        """Return (tokens [B, length], log-probabilities [B, length], records), with PAD and 0 after the end of a response.
 
         Rows with equal tokens so far are computed once: the samples of a prompt form a tree, and each step computes its nodes.
         With routes to replay, rows of one node also have equal routes. support: tokens to renormalise over (`Recorded`),
@@ -349,7 +348,7 @@ class LocalEngine(RolloutEngine):
         return tokens, chosen, Recorded(routes, recorded)
 
     def _roots(self, prompts: Tensor, places: int, replay: Routes | None, history: History | None) -> _Nodes:
-        """Root nodes of different prompts [N, P], with a cache for `places` places. history: see `_decode`."""
+        """Root nodes of the sample trees of different prompts [N, P], with a KV cache of `places`. history: see `_decode`."""
         if places > self.config.max_position_embeddings:
             raise ValueError(f"{places} positions exceed the model's {self.config.max_position_embeddings}")
         self._cos, self._sin = (self._round(table.to(self.device)) for table in self.shape.rotary(places))
@@ -370,7 +369,7 @@ class LocalEngine(RolloutEngine):
     def _roots_from(
         self, found: list[Tensor | None], prompts: Tensor, cache: Cache, padding: Tensor | None, replay: Routes | None
     ) -> _Nodes:
-        """Root nodes of prompts [N, P] of which `found` has the kept KV of all places but the last, or None.
+        """Root nodes of the sample trees of prompts [N, P]. found: each prompt's kept KV of all places but the last, or None.
 
         The kept places have no route. Places that are not kept are computed, and kept if they are of a prompt.
         """
@@ -399,7 +398,7 @@ class LocalEngine(RolloutEngine):
         return _Nodes(logits, routes, cache, padding)
 
     def _children(self, nodes: _Nodes, parents: Tensor, tokens: Tensor, at: int, replay: Routes | None) -> _Nodes:
-        """Child nodes of `nodes`: child i follows node parents[i] by token tokens[i], which stands at the place `at`."""
+        """Child nodes of `nodes` in the samples' tree: child i follows node parents[i] by the token tokens[i] at place `at`."""
         cache, padding = nodes.cache, nodes.padding
         if not torch.equal(parents, torch.arange(len(nodes.logits), device=self.device)):
             cache = self._branch(cache, parents, at)
@@ -419,7 +418,7 @@ class LocalEngine(RolloutEngine):
         return logits
 
     def _branch(self, cache: Cache, parents: Tensor, filled: int) -> Cache:
-        """Copy the keys and values of each parent to all its children. A parent without children is dropped."""
+        """Copy the KV of the first `filled` places of each parent node to its children, whose parents are `parents` [N]."""
         grown = self._allocate(len(parents), cache[0][0].shape[2])
         for old, new in zip(cache, grown, strict=True):
             for source, target in zip(old, new, strict=True):
@@ -453,7 +452,7 @@ class LocalEngine(RolloutEngine):
         return logits if self.exact_head else self._round(logits), Routes.stack(taken, rows) if taken else None
 
     def _turn(self, at: int, n: int, padding: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the rotary embedding at positions at..at+n−1: [n, 1, D], or [B, n, 1, D] under padding."""
+        """Cosines and sines of the rotary embedding at positions at..at+n−1: [n, 1, D], or [B, n, 1, D] with padding."""
         if padding is None:
             return self._cos[at : at + n], self._sin[at : at + n]
         positions = (torch.arange(at, at + n, device=self.device) - padding[:, None]).clamp(min=0)
@@ -528,6 +527,6 @@ def _shared_beginning(prompts: Tensor) -> int:
 
 
 def _within(support: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
-    """Log-probabilities [N] of tokens, renormalised over the tokens of `support` [N, ⌈V/8⌉]."""
+    """Log-probabilities [N] of tokens by logits [N, V], renormalised over the token set `support` [N, ⌈V/8⌉] of each."""
     logp = logits.masked_fill(~unpack(support, logits.shape[-1]), -torch.inf).log_softmax(-1)
     return logp.gather(-1, tokens[:, None])[:, 0]

@@ -1,6 +1,6 @@
 """The mixture-of-experts block of the embedded engine: a router picks k of E small MLPs for each token.
 
-With p = softmax(W_r·x) and S the k largest of p:   y = Σ_{e in S} w_e · W_down,e·(silu(W_gate,e·x) ⊙ W_up,e·x)
+With the router W_r, p = softmax(W_r·x) and S the k largest of p:  y = Σ_{e in S} w_e · W_down,e·(silu(W_gate,e·x) ⊙ W_up,e·x)
 
 where w_e = p_e, divided by Σ_S p if the model renormalises. As in vLLM and transformers the softmax is in fp32. Each expert is
 quantised by itself. Activations are quantised once per token before the experts, and once per expert and token between the two
@@ -83,7 +83,7 @@ class Mixture:
         return x if self.router.exact else self.arithmetic.round(x)
 
     def _grouped(self, codes: Tensor, scale: Tensor | None, counts: list[int], layer: int) -> Tensor:
-        """Products of rows with one layer of their experts. Rows are sorted by expert; counts: number of rows of each expert."""
+        """Products of cast rows, sorted by expert, with layer 0 or 1 of their experts. counts: number of rows of each expert."""
         scales = [None] * len(counts) if scale is None else scale.split(counts)
         parts = zip(codes.split(counts), scales, self.experts, strict=True)
         return torch.cat([self.arithmetic.product(part, s, weights[layer]) for part, s, weights in parts if len(part)])

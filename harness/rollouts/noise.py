@@ -40,7 +40,7 @@ class Noise:
         self._last: dict[str, tuple[int, Tensor]] = {}
 
     def __call__(self, name: str, weight: Tensor, version: int) -> Tensor:
-        """Return `weight` with the noise of its name and version."""
+        """Return `weight` with the synthetic noise of its name and version."""
         return weight * (1 + self.size * self.draw(name, weight.shape, version).to(weight.device))
 
     def on_linear(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Iterator[tuple[str, Tensor]]:

@@ -1,6 +1,6 @@
 """KV that is kept over a sync of the weights: the prefix cache of the embedded engine, with the rules of real engines.
 
-Let v(j) be the version of the weights that computed the keys and values of place j. A token drawn at version v attends to
+Let v(j) be the version of the weights that computed the keys and values (KV) of place j. A token drawn at version v attends to
 
     k_j, v_j = f_{v(j)}(x_{≤ j}),  where f at place j reads the stored keys and values of the places before it
 
@@ -23,36 +23,36 @@ from torch import Tensor
 from harness.tasks import PAD
 
 KvAtSync = Literal["recompute", "salt", "keep"]
-"""Rule for the KV that was written before a sync of the weights."""
+"""Rule for KV written before a sync of the weights. recompute: dropped. salt: kept by running responses. keep: by prompts too."""
 PROMPTS = 4096
-"""Number of prompts whose KV is kept. The prompt that was read least recently is dropped first, as in vLLM and SGLang."""
+"""Number of prompts whose KV is cached. The prompt that was read least recently is dropped first, as in vLLM and SGLang."""
 
 
 Cache = list[tuple[Tensor, Tensor]]
-"""KV cache: keys and values of each layer, [B, H, L, D]. The places of a head are adjacent in memory. With a stride of many
-rows between places, the products of a long context take up to eight times as long."""
+"""KV cache: for each layer (keys, values), both [B, H, L, D]: rows, heads, places, width of a head. The places of a head are
+adjacent in memory. With many rows between them, the products of a long context would take up to eight times as long."""
 
 
 class History(NamedTuple):
-    """Tokens of rows [N, L] with PAD on the left, and the version that drew each of them; −1 for tokens of the prompt."""
+    """Tokens [N, L] of prompts and responses, with PAD on the left, and the weight version that drew each; −1 in prompts."""
 
     tokens: Tensor
     version: Tensor
 
     @classmethod
     def of(cls, prompts: Tensor, tokens: Tensor | None = None, version: Tensor | None = None) -> History:
-        """History of prompts [N, P], and of the tokens [N, t] of their responses with the versions that drew them."""
+        """History of prompts [N, P] and, if given, of their responses so far: tokens and the versions that drew them, [N, t]."""
         own = torch.full_like(prompts, -1)
         if tokens is None or version is None:
             return cls(prompts, own)
         return cls(torch.cat([prompts, tokens], 1), torch.cat([own, version], 1))
 
     def rows(self, rows: Any) -> History:
-        """The histories of some rows. rows: any index of a tensor [N, L]."""
+        """History of the rows `rows`, which may be any index of a tensor [N, L]."""
         return History(self.tokens[rows], self.version[rows])
 
     def followed(self, tokens: Tensor, version: int) -> History:
-        """The histories of rows to which `version` has added tokens [N, n]."""
+        """History of the rows after weights of version `version` have added `tokens` [N, n]."""
         return History(*(torch.cat(two, 1) for two in zip(self, (tokens, torch.full_like(tokens, version)), strict=True)))
 
     @property
@@ -61,16 +61,16 @@ class History(NamedTuple):
         return (self.tokens == PAD).sum(1).tolist()
 
     def names(self) -> list[bytes]:
-        """A name for each row. Rows with equal tokens of equal versions have one name, whatever their padding."""
+        """Cache key of each row. Rows with the same tokens, sampled by the same weight versions, share a key despite padding."""
         both = torch.stack([self.tokens, self.version], 2).cpu()
         return [row[row[:, 0] != PAD].numpy().tobytes() for row in both]
 
 
 class PrefixCache:
-    """KV of prompts and of responses that go on, for a rule that keeps it over a sync.
+    """Cached KV of prompts and of unfinished responses, for a rule that keeps KV over a sync of the weights.
 
-    An entry is [layers, 2, H, L, D] for the first L places of a row, all but its last token. Life cycle: `sync` at each load of
-    weights; in between `find` before rows are computed, and `hold` for rows that may go on. One process holds its own rows.
+    An entry is [layers, 2, H, L, D]: keys and values at the first L places of a row, all but its last token. Life cycle: `sync`
+    at each load of weights; in between `find` before rows are computed, and `hold` for rows that may go on. Ranks share no entry.
     """
 
     def __init__(self, rule: KvAtSync):
@@ -80,17 +80,17 @@ class PrefixCache:
         self.before: dict[bytes, Tensor] = {}
 
     def sync(self) -> None:
-        """Note that new weights were loaded. A response that did not go on since the sync before has ended, and is dropped."""
+        """Note that new weights were loaded. Drops the KV of responses that were not continued since the previous load."""
         self.before, self.running = self.running, {}
 
     def find(self, rows: History) -> list[Tensor | None]:
-        """The kept KV of each row; None if its places are to be computed."""
+        """Cached KV of each row, a list; None for a row whose places must be computed."""
         return [self._one(key) for key in rows.names()]
 
     def splits(self, history: History | None) -> bool:
-        """Whether the last place of a row is computed apart from the places before it, which may be kept.
+        """Whether the last place of each row must be computed separately, because the KV before it may be cached.
 
-        history: beginnings of responses, or None for prompts alone.
+        history: that of responses so far, or None for prompts alone.
         """
         return self.keeps_prompts or (history is not None and bool((history.version >= 0).any()))
 
@@ -103,13 +103,13 @@ class PrefixCache:
         return self.prompts.get(key)
 
     def hold(self, rows: History, cache: Cache, node: Tensor) -> None:
-        """Keep the KV of responses that may go on. node: the row of `cache` at which each of them stands."""
+        """Cache the KV of unfinished responses `rows`. node: number of the row in `cache` that holds each response, [N]."""
         whole, last = _stacked(cache), rows.tokens.shape[1] - 1
         for key, at, gap in zip(rows.names(), node.tolist(), rows.padding, strict=True):
             self.running[key] = whole[:, :, at, :, gap:last]
 
     def hold_prompts(self, prompts: History, cache: Cache) -> None:
-        """Keep the KV of prompts, if the rule keeps it. cache: that of all their places but the last."""
+        """Cache the KV of prompts, if the rule keeps it. cache: keys and values of all places of the prompts but the last."""
         if not self.keeps_prompts:
             return
         whole = _stacked(cache)
@@ -119,7 +119,7 @@ class PrefixCache:
             del self.prompts[old]
 
     def state(self) -> dict[str, Tensor]:
-        """All entries with their keys as tensors, for a checkpoint."""
+        """Tensors by name for a checkpoint: the cached KV of each entry, and its cache key as bytes."""
         entries = [(kind, *entry) for kind in ("prompts", "running") for entry in getattr(self, kind).items()]
         tensors = {}
         for number, (kind, key, kv) in enumerate(entries):
@@ -128,7 +128,7 @@ class PrefixCache:
         return tensors
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore the entries from the tensors that `state` returned, in their order."""
+        """Restore the cached entries, in their order, from the tensors of a checkpoint that `state` returned."""
         places = sorted({name.rpartition(".")[0] for name in state}, key=lambda place: int(place.partition(".")[2]))
         for place in places:
             key = state[f"{place}.key"].cpu().numpy().tobytes()
@@ -136,14 +136,14 @@ class PrefixCache:
 
 
 def put(cache: Cache, rows: Tensor, other: Cache) -> None:
-    """Write the places of `other` [n, H, L, D] into the first places of some rows of a cache. rows: mask with n of them."""
+    """Copy keys and values `other`, [n, H, L, D] each, into the first L places of `cache`, in the n rows of mask `rows`."""
     for mine, theirs in zip(cache, other, strict=True):
         for target, source in zip(mine, theirs, strict=True):
             target[rows, :, : source.shape[2]] = source
 
 
 def put_row(cache: Cache, row: int, kv: Tensor, last: int) -> None:
-    """Write a kept entry into the places of a row before place `last`."""
+    """Copy an entry `kv` of a `PrefixCache` into row number `row` of `cache`, so that it ends just before place `last`."""
     for target, source in zip(cache, kv, strict=True):
         for part, own in zip(target, source, strict=True):
             part[row, :, : last - own.shape[1]] = 0  # padding that nobody reads, but no NaN of fresh memory

@@ -13,24 +13,24 @@ from harness.rollouts.routes import Routes
 
 
 class Recorded(NamedTuple):
-    """Records of B responses that a forward pass replays."""
+    """Records of how an engine sampled B responses, which a forward pass replays."""
 
     routes: Routes | None = None
-    """Experts that a pass takes; None if each pass chooses its own."""
+    """Experts that a forward pass takes; None if each pass chooses its own."""
     support: Tensor | None = None
-    """Tokens over which a pass renormalises, [B, T, ⌈V/8⌉] uint8 as `pack` makes it, 0 after the end; None: all tokens."""
+    """Tokens over which a pass renormalises π, [B, T, ⌈V/8⌉] uint8 as `pack` makes it, 0 after the end; None: all tokens."""
 
     def of(self, rows: Any) -> Recorded:
-        """The records of some rows. rows: any index of the first dimension."""
+        """Records of the responses `rows`, which may be any index of the first dimension."""
         return self.map(lambda part: part[rows])
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Recorded:
-        """Apply `function` to each tensor that is present, and return the records of the results."""
+        """Apply `function` to each tensor of the records that is present, and return the results as records."""
         routes = None if self.routes is None else self.routes.map(function)
         return Recorded(routes, None if self.support is None else function(self.support))
 
     def groups(self) -> Tensor:
-        """Group number of each row, [B]. Rows with equal routes and masks have one number."""
+        """Group number of each response, [B] int64. Responses with equal routes and sampling masks share a number."""
         parts = [] if self.routes is None else [self.routes.groups()]
         if self.support is not None:
             parts.append(self.support.flatten(1).unique(dim=0, return_inverse=True)[1])

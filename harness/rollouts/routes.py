@@ -1,4 +1,4 @@
-"""The experts of a mixture that computed each token. An engine records them as it samples, and a later pass may replay them."""
+"""Routes: the experts of a mixture that computed each token. An engine records them in sampling; later passes may replay them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Routes(NamedTuple):
-    """Experts that computed L places in each of B rows.
+    """Experts that computed L token positions (places) in each of B rows, which hold a prompt and its response.
 
     To sample T tokens after a prompt of P, an engine computes L = P + T − 1 places, and place P − 1 + t predicts token t. The
     last token is never computed and has no route.
@@ -27,7 +27,7 @@ class Routes(NamedTuple):
 
     @classmethod
     def unrouted(cls, rows: int, places: int, layers: int, top_k: int, experts: int, device: torch.device) -> Routes:
-        """Routes of a batch in which no place has been computed yet."""
+        """Routes [rows, places, layers, top_k] of a batch in which no place has been computed yet. experts: number per layer."""
         dtype = id_dtype(experts)
         ids = torch.full((rows, places, layers, top_k), no_route(dtype), dtype=dtype, device=device)
         return cls(ids, torch.zeros(ids.shape, device=device), torch.zeros(ids.shape[:-1], device=device))
@@ -43,40 +43,40 @@ class Routes(NamedTuple):
         return cls(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
     def layer(self, number: int) -> Routes:
-        """Routes of one layer, with rows and places flattened to [B·L, ...]. `stack` is the inverse."""
+        """Routes of layer `number`, with rows and places flattened to [B·L, ...]. `stack` is the inverse."""
         return self.map(lambda part: part[:, :, number].flatten(0, 1))
 
     def of(self, rows: Any, places: Any = slice(None)) -> Routes:
-        """The routes of some rows, at some places. rows, places: any indices of these dimensions."""
+        """Routes of rows `rows` at token positions `places`. Both may be any index of their dimension."""
         return self.map(lambda part: part[rows][:, places])
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Routes:
-        """Apply `function` to each tensor that is present, and return the routes of the results."""
+        """Apply `function` to each tensor of the routes that is present, and return the results as routes."""
         weights, margin = (None if part is None else function(part) for part in self[1:])
         return Routes(function(self.ids), weights, margin)
 
     def put(self, rows: Any, places: Any, other: Routes) -> None:
-        """Write the tensors of `other` into some rows, at some places. A tensor that either of the two lacks is left out."""
+        """Copy the routes `other` into rows `rows` at token positions `places`, without the tensors that one side lacks."""
         for mine, theirs in zip(self, other, strict=True):
             if mine is not None and theirs is not None:
                 mine[rows, places] = theirs.to(mine.dtype)
 
     def groups(self) -> Tensor:
-        """Group number of each row, [B]. Rows with equal routes have one number."""
+        """Group number of each row, [B] int64. Rows whose tokens took the same experts with the same weights share a number."""
         parts = [part.flatten(1).double() for part in self[:2] if part is not None]
         return torch.cat(parts, 1).unique(dim=0, return_inverse=True)[1]
 
 
 def id_dtype(experts: int) -> torch.dtype:
-    """The smallest integer dtype that holds the number of every expert and `no_route`."""
+    """Smallest integer dtype that holds the number of each of `experts` experts, and `no_route`."""
     return torch.uint8 if experts < torch.iinfo(torch.uint8).max else torch.int16
 
 
 def no_route(dtype: torch.dtype) -> int:
-    """Number that replaces an expert where nothing was computed: the largest of the dtype."""
+    """Number that stands for an expert where no token was computed: the largest number of `dtype`."""
     return torch.iinfo(dtype).max
 
 
 def has_route(ids: Tensor) -> Tensor:
-    """Whether each place has a route, because it was computed. ids: expert ids [..., k]. Returns bool [...]."""
+    """Whether each token position was computed and so has a route, bool [...]. ids: expert ids [..., k]."""
     return ids[..., 0] != no_route(ids.dtype)

@@ -9,15 +9,15 @@ from harness.rollouts.routes import Routes
 
 
 def differs(rows: Tensor) -> Tensor:
-    """Whether each row [B, n] differs from the row before it; always true for the first."""
+    """Whether each row of `rows` [B, n] differs from the row before it, [B] bool; always true for the first row."""
     return torch.cat([rows.new_ones(1, dtype=torch.bool), (rows[1:] != rows[:-1]).any(1)])
 
 
 def children(keys: Tensor, replay: Routes | None) -> tuple[Tensor, Tensor, Routes | None]:
-    """Group rows into nodes of the next place. Returns (ascending key of each node, node of each row, routes of each node).
+    """Group rows into tree nodes of the next token. Returns (key of each node, ascending; node of each row; nodes' routes).
 
-    keys [B]: one number for each pair of parent node and token. replay: routes of the rows. Different routes get different
-    nodes.
+    keys [B]: for each row, a number that identifies its parent node and its token. replay: routes of the rows. Rows of one node
+    have equal keys and equal routes.
     """
     if replay is None:
         return (*keys.unique(return_inverse=True), None)

@@ -17,9 +17,9 @@ from harness.rollouts.lists import padded
 from harness.tasks import PAD, EnvironmentTask, Task
 
 Write = Callable[[Tensor, Tensor, Tensor, int], Rollout]
-"""Function that writes a turn of the policy and returns its rollout [n, length].
+"""Function that lets the policy write one turn of each of n answers, and returns the rollout [n, length].
 
-Arguments: contexts [n, L] padded on the left, row numbers [n], the place [n] where each answer goes on, and the most tokens.
+Arguments: contexts [n, L] padded on the left, row numbers [n], the place [n] where each answer goes on, maximum number of tokens.
 """
 
 
@@ -59,7 +59,7 @@ def turn_metrics(rollout: Rollout) -> dict[str, Tensor]:
 
 
 class _Answer:
-    """A response of several turns while it grows. Each list has one value per token."""
+    """A response of several turns that is still being written. Each list has one value per token so far."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -82,7 +82,7 @@ class _Answer:
         self.environment += [environment] * len(tokens)
 
     def ask(self, task: EnvironmentTask) -> None:
-        """Let the environment answer what the policy has written, if it has a reply and a turn is left."""
+        """Append the environment's reply to the present turn, or end the answer if it is complete or no turn is left."""
         last = self.tokens[-1]
         reply = task.reply(self.tokens[self.start :]) if last in task.pauses else []
         if reply and self.turn + 1 < task.turns:
@@ -93,7 +93,7 @@ class _Answer:
 
 
 def _converse(write: Write, task: EnvironmentTask, prompts: Tensor, length: int) -> Rollout:
-    """Sample answers to prompts [B, P]. In each turn, rows with equal room for tokens share one call of `write`."""
+    """Sample answers of several turns to prompts [B, P]. Rows that may write equally many tokens share one call of `write`."""
     asked = [row[row != PAD].tolist() for row in prompts.cpu()]
     answers = [_Answer() for _ in asked]
 

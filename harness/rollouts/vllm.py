@@ -233,7 +233,7 @@ class VllmEngine(RolloutEngine):
         return padded(rows, length, 0.0, torch.float32).to(prompts.device)
 
     def _ask(self, prompts: Tensor, length: int, uniforms: Tensor | None) -> list[Any]:
-        """Ask vLLM for an answer to each row; without uniforms, for the most probable token at each place."""
+        """Ask vLLM for a response to each row of prompts [B, P]; without uniforms, for the most probable token at each place."""
         self._loaded_version()
         if prompts.shape[1] + length > self.context:
             raise UserError(
@@ -289,7 +289,7 @@ class VllmEngine(RolloutEngine):
             torch.cuda.empty_cache()
 
     def _complete(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Iterate over the weights for vLLM's loader. Raises ValueError on an unknown or missing one, unnoticed by the loader."""
+        """Iterate over the weights for vLLM's loader. Raises ValueError on unknown or missing ones, which vLLM ignores."""
         missing = dict(self.expected)
         for name, weight in weights:
             if missing.pop(name, None) != weight.shape:
@@ -306,7 +306,7 @@ class VllmEngine(RolloutEngine):
 
 
 def _memory() -> dict[str, float]:
-    """Share of GPU memory that vLLM may use, as an option: most of what is left. Without it vLLM would ask for nearly all."""
+    """Option of vLLM for its share of GPU memory: most of what is left. Without the option vLLM would ask for nearly all."""
     if not torch.cuda.is_available():
         return {}
     free, total = torch.cuda.mem_get_info()
@@ -374,7 +374,7 @@ def _pack_tied_heads(model: torch.nn.Module) -> None:
 
 
 def _forget_packed_experts(model: torch.nn.Module) -> None:
-    """Forget kernels with packed expert weights: vLLM 0.32 on a CPU would keep the old weights after a reload."""
+    """Drop kernels with packed weights of experts. With them, vLLM 0.32 on a CPU would keep the old weights after a reload."""
     for layer in model.modules():
         method: Any = getattr(layer, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:

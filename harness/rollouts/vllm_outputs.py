@@ -1,4 +1,4 @@
-"""Converts vLLM's outputs to the tensors of a `Rollout`."""
+"""Conversion of vLLM's outputs to the tensors of a `Rollout`, a batch of responses."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from harness.rollouts.routes import Routes
 from harness.tasks import PAD
 
 LARGEST_TOP_K, TIES = 1000, 32
-"""Maximum top_k with sampling masks, and number of further tokens requested, since vLLM keeps those that tie with the last."""
+"""Maximum top_k with sampling masks. Number of tokens requested beyond top_k, since vLLM keeps those that tie with the last."""
 
 
 def support(samples: list[Any], length: int, vocabulary: int, ranked: int) -> Tensor:
-    """Make `Rollout.support` from vLLM's `ranked` most probable tokens per place: those of finite log-probability.
+    """Make `Rollout.support`, the tokens that top_p and top_k left, from the `ranked` most probable tokens that vLLM reports.
 
-    Raises UserError if all of them are finite, because the support may then have more tokens.
+    Tokens of finite log-probability are left. Raises UserError if all reported ones are, since there may then be more.
     """
     rows = []
     for sample in samples:

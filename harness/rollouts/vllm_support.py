@@ -6,6 +6,7 @@ import functools
 import inspect
 import logging
 import os
+import platform
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -65,8 +66,10 @@ def this_machine() -> Machine:
     from vllm import _custom_ops as ops
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
+    flags = torch.cpu.get_capabilities()
     return Machine(
         avx512=torch.cpu._is_avx512_supported(),
+        vnni=bool(flags.get("avx512_vnni") or flags.get("avx_vnni")) or platform.machine() != "x86_64",
         amx=torch.cpu._is_amx_tile_supported(),
         amx_fp16=torch.cpu._is_amx_fp16_supported(),
         amx_fp8=ops.cpu_has_amx_fp8(),
@@ -76,7 +79,7 @@ def this_machine() -> Machine:
 
 
 def _registered(name: str) -> bool:
-    """Whether vLLM's library has this operator. vLLM's CPU build declares some without arguments, and they do nothing."""
+    """Whether vLLM's library implements operator `name`. Its CPU build declares some without arguments, and they do nothing."""
     operator = getattr(torch.ops._C, name, None)
     return operator is not None and bool(operator.default._schema.arguments)
 
@@ -104,13 +107,13 @@ def kv_cache_refusal(kv_cache: str, head_dim: int) -> str | None:
 
 
 def can_report_routes() -> bool:
-    """Whether vLLM reports the experts of a mixture here. Only later versions do, and only their model runner for GPUs."""
+    """Whether vLLM reports the experts of a mixture: on a GPU, if its `LLM` has the option enable_return_routed_experts."""
     options = inspect.signature(package().LLM.__init__).parameters
     return this_machine().gpu is not None and "enable_return_routed_experts" in options
 
 
 def remove_stale_segments(rank: int) -> None:
-    """Remove the shared memory that a killed run left for `rank` on a CPU; vLLM would refuse to start. Others keep it open."""
+    """Remove the shared memory that a killed run left for `rank` on a CPU; vLLM would not start. Live processes keep it."""
     for segment in Path("/dev/shm").glob(f"-tp:*-cpushm_{rank}"):
         segment.unlink(missing_ok=True)
 

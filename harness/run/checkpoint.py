@@ -42,7 +42,7 @@ class Loaded(NamedTuple):
 def save(
     run: RunFolder, ranks: Ranks, models: Mapping[str, Saved], state: dict[str, Any], rollouts: dict[str, Tensor], keep: int
 ) -> None:
-    """Write the checkpoint of `state["step"]`, then delete all but the newest `keep`. Raises UserError on a disk that refuses."""
+    """Write the checkpoint of `state["step"]`, then delete all but the newest `keep`. Raises UserError if the disk refuses."""
     step = state["step"]
     refuse_links(run.path, "checkpoints/state.json")
     folder = run.path / "checkpoints"

@@ -67,7 +67,7 @@ class RunFolder:
             write_file(self.path, name, json.dumps(content, indent=2, sort_keys=True) + "\n", durable=durable)
 
     def status(self, state: str, **more: Any) -> None:
-        """Record the state of the run, one of STATES, with further fields such as `step`. An end survives a power failure."""
+        """Record the state of the run, one of STATES, with further fields such as `step`. An end survives power failures."""
         assert state in STATES
         if state in FINISHED:
             self.sync()

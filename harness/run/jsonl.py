@@ -20,7 +20,7 @@ LARGEST = 4 << 30
 
 
 def loads(text: bytes) -> Any:
-    """Parse a JSON text. Raises ValueError on invalid JSON, on too deep nesting, and on a lone half of a surrogate pair."""
+    """Parse JSON bytes. Raises ValueError on invalid JSON, on too deep nesting, and on a lone half of a surrogate pair."""
     try:
         value = json.loads(text)
     except RecursionError:

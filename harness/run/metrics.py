@@ -1,4 +1,4 @@
-"""Every metric that a run records, with meaning and unit: METRICS by fixed name, FAMILIES by settings of the run. Torch-free."""
+"""Every metric that a run records, with meaning and unit. METRICS have fixed names, FAMILIES depend on the config. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.precisions import PROBED
 
 
 class Metric(NamedTuple):
-    """A metric: its meaning, its unit, and whether it is a wall-clock time, which a resumed run does not reproduce."""
+    """A metric of a run: its meaning, its unit, and whether it is a wall-clock time, which a resumed run does not reproduce."""
 
     meaning: str
     unit: str
@@ -173,8 +173,8 @@ FAMILIES = {
     "routing/flip_layer_": Metric("share of response tokens whose experts in that layer are not the engine's", "0..1"),
     "profile/": Metric("kl or k3 per token of the positions (or response lengths) up to the number, above half of it", "nats"),
 }
-"""Name prefix -> meaning of the metrics of a family, whose full names depend on the config. Families of a weight are recorded
-at each step, the others every diagnostics.every steps."""
+"""Name prefix -> meaning of the metrics of a family, whose full names depend on the config. Those of a correction's weight are
+recorded at each step, the others every diagnostics.every steps."""
 
 
 def check_named(names: Iterable[str]) -> None:

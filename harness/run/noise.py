@@ -1,4 +1,4 @@
-"""Search for synthetic noise of the same K3 as a run, to separate a mismatch's size from its structure."""
+"""Search for synthetic noise with the K3 of a run's rollouts, to separate the size of a mismatch from its structure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from harness.seeding import generator
 from harness.train.parts import Parts
 
 VERSIONS = 16
-"""Number of noise samples over which K3 is averaged."""
+"""Number of noise samples over which the mismatch K3 is averaged."""
 ROUNDS = 8
 """Maximum number of iterations of the search for the noise level."""
 CLOSE = 1.02
-"""Factor within which two values of K3 count as equal."""
+"""Factor within which two values of the mismatch K3 count as equal."""
 
 
 def matching_noise(checkpoint: Checkpoint, prompts: int = 64) -> tuple[float, float, float]:
@@ -50,7 +50,7 @@ def matching_noise(checkpoint: Checkpoint, prompts: int = 64) -> tuple[float, fl
 
 
 def _k3(parts: Parts, engine: RolloutEngine, prompts: int) -> float:
-    """Mean K3 of an engine over VERSIONS rollouts of the same prompts. The random numbers are the same for every engine."""
+    """Mean K3 of an engine, in nats per token, over VERSIONS rollouts of the same prompts with the same random numbers."""
     sampler = parts.sampler
     rows = sampler.prompts[:prompts].repeat_interleave(sampler.config.rollout.group_size, dim=0)
     mismatches = []

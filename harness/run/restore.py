@@ -1,4 +1,4 @@
-"""Locating a checkpoint of a run by its path, to branch from it or to examine its policy."""
+"""Search for a checkpoint of a run by its path, to branch from it or to examine its policy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint of a run. config: the run's config. folder: the checkpoint's folder. step: the next step to train."""
+    """Place of a run's checkpoint. config: the run's config. folder: the checkpoint's folder. step: the next step to train."""
 
     config: Config
     folder: Path
@@ -30,10 +30,10 @@ class Checkpoint(NamedTuple):
 
 
 def find(path: Path, at: int | None = None, *, trust: bool = False) -> Checkpoint:
-    """Find the checkpoint at `path`. If `path` is a run folder, take its checkpoint of step `at`, or by default its newest.
+    """Find the checkpoint at `path`. In a run folder it is the checkpoint of step `at`, or by default the newest.
 
-    trust: whether code that the run's config names may be imported. Raises UserError if the config names code without `trust`,
-    and if the checkpoint is missing or damaged.
+    trust: whether code that the run's config names may be imported. Raises UserError if the config names code and `trust` is
+    False, or if the checkpoint is missing or damaged.
     """
     run = path
     if re.fullmatch(r"step-\d+", path.name) and path.parent.name == "checkpoints":
@@ -56,7 +56,7 @@ def find(path: Path, at: int | None = None, *, trust: bool = False) -> Checkpoin
 
 
 def transplant(checkpoint: Checkpoint, run: RunFolder) -> None:
-    """Make `run` a branch that resumes from a copy of the checkpoint. An event records the step at which the branch begins."""
+    """Make the run folder `run` a branch that resumes from a copy of the checkpoint. An event records the step."""
     target = run.path / "checkpoints" / checkpoint.folder.name
     temporary = target.with_name(f".writing-{checkpoint.step}")
     refuse_links(run.path, "checkpoints/state.json")
@@ -69,7 +69,7 @@ def transplant(checkpoint: Checkpoint, run: RunFolder) -> None:
 
 @contextmanager
 def parts_at(checkpoint: Checkpoint) -> Iterator[Parts]:
-    """Context manager that builds the parts of a run with the policy of a checkpoint. The run's folder is not changed."""
+    """Context manager that builds a run's trainer, sampler and other parts with the policy of a checkpoint. It writes nothing."""
     from safetensors.torch import load_file
 
     from harness.train.data.rewards import COEF

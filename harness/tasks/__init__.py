@@ -57,7 +57,7 @@ class Task(Protocol):
 
 @runtime_checkable
 class TokenTask(Task, Protocol):
-    """A task that defines its own tokens, for model=qwen3. The warm start trains on its demonstrations and splits its prompts."""
+    """A task that defines its own tokens, for model=qwen3. A warm start trains on its demonstrations and holds out prompts."""
 
     vocab_size: int
 

@@ -1,6 +1,6 @@
 """Generated sums for a language model, such as "What is 26 + 28?", with an exact verifier. They need no data files.
 
-The digits of a number, the terms of a sum and the operators set the difficulty, and the prompts.
+The number of digits, the number of terms and the operators set the difficulty. They also decide the prompts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Sums(Text):
         return [{"prompt": self.ask(written), "value": value(written)} for written in chosen]
 
     def ask(self, written: str) -> str | list[dict[str, str]]:
-        """The prompt for a written sum, as text or as chat messages."""
+        """The prompt for a sum written as `written`, such as "3 + 4": a string or chat messages."""
         return f"What is {written}?"
 
 

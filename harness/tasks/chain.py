@@ -47,7 +47,7 @@ class Chain:
         return np.concatenate([np.full((len(body), 1), self.bos), body], axis=1)
 
     def _needed(self, body: np.ndarray) -> np.ndarray:
-        """Sum of moves that meets the goal, modulo `cycle`, for rows (start, step, target) of `body`; int64 [N]."""
+        """Sum of moves, modulo `cycle`, by which a walk meets its goal, int64 [N]. body: rows (start, step, target)."""
         if self.config.goal == "total":
             return body[:, 2] + self.offset
         return (body[:, 2] - body[:, 0] - self.config.length * body[:, 1]) % self.cycle

@@ -23,7 +23,7 @@ class ReasoningGym(Text):
     config: ReasoningGymConfig
 
     def load(self, split: str) -> list[dict[str, Any]]:
-        """Items of the split `train` or `held_out`."""
+        """Records of the generated items of the split `train` or `held_out`, in the form that `Text.load` returns."""
         items = different_items(self.config)
         return items[: self.config.train] if split == "train" else items[self.config.train :]
 
@@ -31,7 +31,7 @@ class ReasoningGym(Text):
 def different_items(config: ReasoningGymConfig) -> list[dict[str, Any]]:
     """The first train + held_out items of the data set with different questions. Each also holds its `dataset`, which scores it.
 
-    Raises UserError if there are fewer.
+    Raises UserError if the data set has fewer.
     """
     wanted = config.train + config.held_out
     dataset = _dataset(config, wanted * ATTEMPTS)
@@ -61,9 +61,9 @@ def _dataset(config: ReasoningGymConfig, size: int) -> Any:
 
 
 def verify(response: str, record: dict[str, Any]) -> float:
-    """The score that the record's data set gives the response: the text in its last <answer> tag, or all of it without one.
+    """Score from 0 to 1 that the record's data set gives the response: the text in its last <answer> tag, or else all of it.
 
-    Blanks around the answer do not count.
+    Blanks around that answer do not count.
     """
     from reasoning_gym.utils import extract_answer
 

@@ -46,13 +46,13 @@ class Tools(arithmetic.Sums):
         return f"What is {written}?{self.config.instruction}"
 
     def reply(self, turn: list[int]) -> list[int]:
-        """Tokens of the calculator's reply to the last call of a turn; empty without a call."""
+        """Tokens of the calculator's reply to the last call `<<...>>` in a turn, itself given as tokens; empty without a call."""
         calls = CALL.findall(str(self.tokenizer.decode(turn, skip_special_tokens=True)))
         return self.tokenizer(reply(calls[-1]), add_special_tokens=False)["input_ids"][:REPLY_LENGTH] if calls else []
 
 
 def reply(expression: str) -> str:
-    """The calculator's reply to an expression as text, at most REPLY_LENGTH characters."""
+    """The calculator's reply to an expression, a string of at most REPLY_LENGTH characters such as " = 1786" and a new line."""
     written = f" = {calculate(expression)}\n"
     assert len(written) <= REPLY_LENGTH
     return written

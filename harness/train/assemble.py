@@ -22,7 +22,7 @@ Shaping = Callable[[Responses], tuple[Responses, dict[str, Tensor]]]
 
 
 class Assembler:
-    """Makes a step's training batch, with advantages, from its responses. shaping: changes the rewards; None for no change."""
+    """Makes a step's training batch, with advantages, from responses. shaping: changes rewards first; None for no change."""
 
     def __init__(self, plan: Plan, critic: Values | None, shaping: Shaping | None = None):
         self.config, self.task, self.shaping = plan.config, plan.task, shaping

@@ -32,7 +32,7 @@ class DeepSpeedCritic(DeepSpeedModel):
         super().__init__(ValueModel(net), settings, shares=can_share(net.config))
 
     def values(self, prompts: Tensor, tokens: Tensor) -> Tensor:
-        """Return the value V of the state before each token, [B, T] with gradient; 0 on padding. Equal rows are computed once."""
+        """Return the value V before each token of responses, [B, T] with gradient; 0 on padding. Equal rows are computed once."""
         prompts, tokens, _, place = self.distinct_rows(prompts, tokens)
         (values,) = self.by_token(prompts, tokens)
         return values[place]

@@ -19,14 +19,14 @@ from harness.train.scorer import Scorer
 
 
 class Question(NamedTuple):
-    """A split of prompts (held_out or train), and the policy that answers them: own (the trainer's) or rollout."""
+    """Split of prompts that are evaluated (held_out or train), and policy that answers them: own (the trainer's) or rollout."""
 
     split: str
     policy: str
 
 
 class Evaluator:
-    """Evaluates policies on held-out prompts [N, P], and measures probes. Raises UserError if there are too few prompts."""
+    """Evaluates policies on held-out prompts [N, P], and measures mismatch of probes. Raises UserError on too few prompts."""
 
     def __init__(self, plan: Plan, sampler: Sampler, scorer: Scorer, prompts: Tensor):
         self.config, self.sampler, self.scorer = plan.config.evaluation, sampler, scorer
@@ -35,7 +35,7 @@ class Evaluator:
         self.probes = Probes(plan, sampler, scorer)
 
     def _asked(self, key: str, number: int, prompts: Tensor, there: str) -> Tensor:
-        """Return the first `number` prompts, each repeated for its samples, [N, P]. Raises UserError if there are fewer."""
+        """Return the first `number` prompts, each evaluation.samples times, [N, P]. Raises UserError if there are fewer."""
         if number > len(prompts):
             raise UserError(f"evaluation.{key}={number}: only {len(prompts)} prompts {there}; ask for no more")
         return prompts[:number].repeat_interleave(self.config.samples, dim=0)

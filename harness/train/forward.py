@@ -29,7 +29,7 @@ def micro_batches(ranks: Ranks, micro_tokens: int | None, prompts: Tensor, token
 
 
 class TrainingForward:
-    """Computes log π_θ of a mini-batch in exactly the shapes of training, so that unchanged weights give the same bits."""
+    """Computes log π_θ (trained policy) of a mini-batch in exactly training's shapes, so that equal weights give equal bits."""
 
     def __init__(self, actor: Actor, ranks: Ranks, micro_tokens: int | None):
         self.actor, self.ranks, self.micro_tokens = actor, ranks, micro_tokens

@@ -38,10 +38,11 @@ Part = Literal["batch", "mini_batch", "micro_batch"]
 
 
 def corrected_part(config: Config) -> Part:
-    """The part of a step that is corrected in one call: batch, mini-batch or micro-batch.
+    """The part of a step whose correction is computed in one call: batch, mini-batch or micro-batch.
 
-    batch: by π_old/μ, before the first optimizer step. mini_batch: by π_θ/μ, with an extra forward pass before each optimizer
-    step. micro_batch: by π_θ/μ from the forward pass that is differentiated, if no π_old is scored.
+    batch: by π_old/μ (old policy to engine), before the first optimizer step. mini_batch: by π_θ/μ (trained policy to engine),
+    with an extra forward pass before each optimizer step. micro_batch: by π_θ/μ of the pass that is differentiated, if no π_old
+    is scored.
     """
     if config.actor.scoring == "none":
         return "micro_batch"
@@ -66,7 +67,7 @@ class Learner:
     def update(self, made: TrainingBatch, order: list[Tensor], *, complete: bool = False) -> tuple[dict[str, Tensor], Tensor]:
         """Take one optimizer step per mini-batch of `order`. Returns (metrics, log π_θ [B, T] in nats).
 
-        A token's log π_θ is that just before the last optimizer step on it. If the loss or the correction takes π_θ/μ, the
+        A token's log π_θ is that just before the last optimizer step on it. If the loss or the correction uses π_θ/μ, the
         metrics include its mismatch and the applied correction, and with `complete` the statistics of the filters.
         """
         logp = torch.zeros_like(made.batch.logp_rollout)
@@ -88,7 +89,7 @@ class Learner:
         return means | over_minibatches(trained) | norm_metrics("actor", norms), logp
 
     def observe(self, made: TrainingBatch, order: list[Tensor]) -> Tensor:
-        """Return log π_θ [B, T] in nats for a step without an optimizer step of the policy, such as one of a critic's warm-up."""
+        """Return the policy's log-probabilities [B, T] in nats for a step that does not train it, as in a critic's warm-up."""
         if made.batch.logp_old is not None:
             return made.batch.logp_old
         logp = torch.zeros_like(made.batch.logp_rollout)
@@ -98,17 +99,17 @@ class Learner:
         return logp
 
     def _step_scale(self, batch: Batch) -> float:
-        """Factor by which actor.ess_scaling multiplies the learning rate of a mini-batch: ESS^p with p = 0, 1/2 or 1."""
+        """Factor of actor.ess_scaling on a mini-batch's learning rate: share of effective samples to the power 0, ½ or 1."""
         power = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[self.config.actor.ess_scaling]
         return float(ess_share(batch)) ** power if power else 1.0
 
     @property
     def follows_current(self) -> bool:
-        """Whether the loss or the correction takes the current ratio π_θ/μ: proximal=rollout or correction.ratio=current."""
+        """Whether loss or correction use the current policy's ratio π_θ/μ: proximal=rollout or correction.ratio=current."""
         return self.config.proximal == "rollout" or self.config.correction.ratio == "current"
 
     def _correct(self, mini: TrainingBatch) -> tuple[Corrected | None, Rows | None]:
-        """Return (correction of a mini-batch, None if each micro-batch makes its own; its diagnostic rows, if made here)."""
+        """Return (correction of a mini-batch; its diagnostic rows if made here), or None twice if micro-batches make theirs."""
         match self.corrected_part:
             case "batch":
                 return mini.corrected, None
@@ -146,7 +147,7 @@ class Learner:
         return logp_all, sums
 
     def _current_logp(self, rows: TrainingBatch) -> tuple[Tensor, Tensor]:
-        """Return (log π_θ, entropy) of some rows, with gradient. While π_θ = π_old, log π_θ is `logp_old` bit for bit."""
+        """Return (log π_θ, entropy) of the batch `rows`, with gradient. While π_θ = π_old, log π_θ is exactly `logp_old`."""
         forward, entropy = self.actor.logp(rows.prompts, rows.tokens, rows.replay)
         return (forward if rows.batch.logp_old is None else _from_old(forward, rows)), entropy
 
@@ -155,7 +156,7 @@ class Learner:
 
         Statistics of filters, probabilities and positions are added every diagnostics.every steps. logp: log π_θ from
         `update`; it replaces a π_old that was not scored. With correction.ratio=current the correction of π_old/μ is not the
-        applied one, and its metrics are named `old/…`. Undefined metrics are absent. A batch without tokens has none.
+        applied one, and its metrics are named `old/…`. Undefined metrics are absent. A batch without tokens has no metrics.
         """
         batch, spec, due = made.batch, self.config.correction, self.config.diagnostics.due(step)
         if not batch.mask.any():
@@ -174,7 +175,7 @@ class Learner:
 
 
 def _from_old(forward: Tensor, rows: TrainingBatch) -> Tensor:
-    """log π_θ as log π_old plus the training forward's change since π_old. The change is 0 bit for bit until the policy moves."""
+    """Return log π_θ as log π_old plus the change of the training forward since π_old, which is exactly 0 until π_θ moves."""
     assert rows.batch.logp_old is not None
     start = forward.detach() if rows.forward_old is None else rows.forward_old
     return rows.batch.logp_old + (forward - start)

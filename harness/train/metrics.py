@@ -1,6 +1,6 @@
-"""Metrics of the policy being trained: its mismatch and the applied correction in each mini-batch.
+"""Metrics of the trained policy π_θ: its mismatch with the engine's μ, and the applied correction, in each mini-batch.
 
-π_θ changes with every mini-batch. If the loss or the correction takes π_θ/μ, statistics of π_old/μ do not describe it.
+π_θ changes with every mini-batch. If the loss or the correction uses π_θ/μ, statistics of π_old/μ do not describe it.
 """
 
 from __future__ import annotations

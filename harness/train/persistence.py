@@ -1,6 +1,6 @@
 """Persistence of the mismatch: engine and trainer score the same responses again 1, 5 and 20 syncs of the weights later.
 
-l_s [R, T] is log π_s − log μ_s of fixed responses with the weights of sync s. The persistence over k syncs is
+l_s [R, T] is log π_s − log μ_s (trainer, engine) of fixed responses with the weights of sync s. The persistence over k syncs is
 
     persistence_k = Σ l_s·l_(s+k) / √(Σ l_s² · Σ l_(s+k)²)
 
@@ -21,7 +21,7 @@ from harness.train.sampler import Sampler
 from harness.train.scorer import Scorer
 
 LAGS = (1, 5, 20)
-"""Lags of the persistence, in syncs of the weights: a window's responses are scored again after each."""
+"""Syncs of the weights after which the log ratios of a window's responses are measured again."""
 
 
 class Persistence:
@@ -48,7 +48,7 @@ class Persistence:
         self.first: Tensor | None = None
 
     def measure(self, step: int) -> dict[str, float]:
-        """Return mismatch/persistence_k at k steps into a window. Returns {} at other steps, or if all log ratios are 0."""
+        """Return mismatch/persistence_k if `step` is k steps into a window. Returns {} at others, or if all log ratios are 0."""
         age = None if self.every is None else step % self.every
         if age not in (0, *LAGS) or self.scorer.policy is self.sampler.engine:  # all log ratios are 0 with one policy
             return {}
@@ -74,18 +74,18 @@ class Persistence:
         return torch.where(usable, own - rollout, 0.0)
 
     def state(self) -> dict[str, Tensor]:
-        """Responses of the current window and their first log ratios, for a checkpoint."""
+        """Tensors by name for a checkpoint: the responses of the current window, and their first log ratios."""
         parts = {"tokens": self.tokens, "written": self.written, "first": self.first}
         return {name: part.contiguous() for name, part in parts.items() if part is not None}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore the tensors that `state` returned. Old checkpoints lack `written`: all tokens are then the policy's."""
+        """Restore the window from the tensors of `state`. Old checkpoints lack `written`: all tokens are then the policy's."""
         self.tokens, self.first = state.get("tokens"), state.get("first")
         self.written = state.get("written", None if self.tokens is None else self.tokens != PAD)
 
 
 def correlation(one: Tensor, other: Tensor) -> float | None:
-    """Uncentred correlation of two tensors of log ratios in nats; None if one of them is 0 throughout."""
+    """Correlation Σ xy/√(Σ x²·Σ y²), without centring, of two tensors x and y; None if x or y is 0 throughout."""
     one, other = one.double(), other.double()
     size = (one.square().sum() * other.square().sum()).sqrt().item()
     return (one * other).sum().item() / size if size else None

@@ -17,14 +17,17 @@ MEASURED = {
 
 
 class Probes:
-    """Measures, at evaluations, the mismatch of each precision of `evaluation.probe` with an engine of that precision."""
+    """Measures, at evaluations, the mismatch in each precision of `evaluation.probe`, with an engine that computes in it."""
 
     def __init__(self, plan: Plan, sampler: Sampler, scorer: Scorer):
         self.sampler, self.scorer = sampler, scorer
         self.engines = {name: local_engine(plan, precision) for name, precision in plan.config.evaluation.probe.items()}
 
     def measure(self, version: int, prompts: Tensor, uniforms: Tensor) -> dict[str, float]:
-        """Return probe/<precision>/<statistic> of responses [B, T] that each precision samples to prompts [B, P]."""
+        """Return mismatch statistics of responses to prompts [B, P], sampled in each probed precision by `uniforms` [B, T].
+
+        version: that of the actor's weights, which the engines load. Metrics are named probe/<precision>/<statistic>.
+        """
         metrics: dict[str, float] = {}
         for name, engine in self.engines.items():
             engine.load_weights(self.sampler.actor.weights(), version)

@@ -28,14 +28,14 @@ from harness.errors import Unavailable, UserError
 
 
 class Ranks(NamedTuple):
-    """One process among the `size` ranks of a run. watch: detects dead ranks; None for a single process."""
+    """This process as one of the `size` ranks of a run. watch: detects dead ranks; None for a single process."""
 
     rank: int
     size: int
     watch: Watch | None = None
 
     def share(self, rows: Tensor) -> Tensor:
-        """This rank's part of `rows`; their number must be a multiple of `size`."""
+        """The part of `rows` that this rank computes. The number of rows must be a multiple of `size`."""
         return rows.chunk(self.size)[self.rank]
 
     def gather(self, part: Tensor) -> Tensor:
@@ -103,10 +103,10 @@ class Watch(threading.Thread):
     """
 
     EVERY, PATIENCE, HURRY = 0.5, 30, 6
-    """Seconds between polls. Polls without a sign of life until a rank counts as dead, usually and after a failed collective."""
+    """EVERY: seconds between polls. PATIENCE: polls without a sign of life until a rank is dead. HURRY: after an error."""
 
     CODES: ClassVar = {"unavailable": os.EX_TEMPFAIL, "stopped": 1}
-    """Key under which a rank announces the end -> exit code of the others. 75: a later start may succeed; 1: it will not."""
+    """Key under which a rank announces its end -> exit code of the other ranks. 75: a later start may succeed; 1: it will not."""
 
     def __init__(self, store: dist.Store, rank: int, size: int):
         super().__init__(daemon=True, name="watch")

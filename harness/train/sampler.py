@@ -61,7 +61,7 @@ class Sampler:
         return chosen.repeat_interleave(self.config.rollout.group_size, dim=0).to(device())
 
     def draw_uniforms(self, number: int) -> Tensor:
-        """Uniform random numbers [B, T] that decide the responses of a draw."""
+        """Uniform random numbers [B, T] that decide the responses to the prompts of draw `number`."""
         rows = self.config.rollout.prompts * self.config.rollout.group_size
         return torch.rand(rows, self.task.answer_length, generator=generator(self.config.seed, "rollout", number))
 
@@ -77,7 +77,7 @@ class Sampler:
         return rollout
 
     def sample_by(self, engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Responses:
-        """Sample and reward an engine's responses to prompts [B, P], which are in groups of `rollout.group_size`."""
+        """Sample and reward an engine's responses to prompts [B, P], each of which fills `rollout.group_size` rows."""
         return self.rewarded(prompts, self.generate(engine, prompts, uniforms))
 
     def generate(self, engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Rollout:
@@ -85,7 +85,7 @@ class Sampler:
         return self.gather(self.generate_share(engine, prompts, uniforms))
 
     def generate_share(self, engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Rollout:
-        """Sample this rank's share of an engine's responses."""
+        """Sample this rank's share of an engine's responses to prompts [B, P] by random numbers [B, T]."""
         return self.replayable(respond(engine, self.task, self.ranks.share(prompts), self.ranks.share(uniforms)))
 
     def replayable(self, rollout: Rollout) -> Rollout:
@@ -93,7 +93,7 @@ class Sampler:
         return rollout if REPLAYS[self.config.routing.replay].weights else rollout._replace(expert_weights=None)
 
     def gather(self, rollout: Rollout) -> Rollout:
-        """Gather the responses of all ranks, from each rank's share. Collective: every rank calls it."""
+        """Gather the responses of all ranks. rollout: this rank's share. Collective: every rank calls it."""
         parts = {name: part for name, part in rollout._asdict().items() if part is not None}
         return Rollout(**{name: self.ranks.gather(part) for name, part in parts.items()})
 
@@ -116,8 +116,8 @@ class Sampler:
         self.engine.sleep()
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors of the sampled responses that wait for their step, for a checkpoint; empty unless an option samples ahead."""
+        """Tensors, for a checkpoint, of responses sampled before the step that trains on them; empty unless an option does so."""
         return {}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore the responses that wait for their step from the tensors of `state`, which only options use."""
+        """Restore responses that were sampled before their step, from the tensors of `state`. Only options use it."""

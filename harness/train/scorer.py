@@ -1,4 +1,4 @@
-"""Scoring of responses: log-probabilities under π_old and a KL term's reference, with the rollout's records replayed."""
+"""Scoring of responses: log-probabilities under the old policy π_old and a KL term's reference, with the engine's records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Support = Callable[[Rollout], Tensor | None]
 
 
 class Scorer:
-    """Scores responses under π_old, by the training forward or by the trainer's own policy as a sampler.
+    """Scores responses under π_old, the policy before the step, by the training forward or by the own policy as a sampler.
 
     Life cycle: for each step `load_weights`, then `score`, before the actor's next optimizer step.
 
@@ -62,13 +62,13 @@ class Scorer:
     def load_weights(self, version: int) -> None:
         """Have the trainer's own policy take the actor's weights when it is next asked for.
 
-        Without exact scoring that is only where a step evaluates. If the rollout engine is that policy, it has them already.
+        Without exact scoring it is asked for at evaluations only. If the rollout engine is that policy, it has the weights.
         """
         if self.policy is not None and self.policy is not self.engine:
             self._unloaded = version
 
     def score(self, responses: Responses, order: list[Tensor]) -> Scores:
-        """Log-probabilities of responses under π_old and the KL term's reference. order: row numbers of each mini-batch."""
+        """Log-probabilities of responses under π_old, the policy before the step, and π_ref. order: rows of each mini-batch."""
         rollout, scoring = responses.rollout, self.config.actor.scoring
         old = forward_old = None
         replay = replay_old = self.replayed(rollout)
@@ -96,7 +96,7 @@ class Scorer:
         return self.score_by(self.reference, responses.prompts, responses.rollout.tokens, self.recorded(responses.rollout))
 
     def replayed(self, rollout: Rollout) -> Recorded | None:
-        """Return the engine's records that π_old replays when it is scored; None if it replays nothing."""
+        """Return the engine's records (experts, sampling masks) that π_old replays when it is scored; None if there are none."""
         return self.recorded(rollout, replayed_routes(rollout, self.config.routing.replay))
 
     def recorded(self, rollout: Rollout, routes: Routes | None = None) -> Recorded | None:
@@ -105,13 +105,13 @@ class Scorer:
         return None if routes is None and support is None else Recorded(routes, support)
 
     def _is_own(self, rollout: Rollout) -> bool:
-        """Whether the trainer's own policy sampled the rollout with its present weights, so that scoring would repeat it."""
+        """Whether the trainer's own policy sampled `rollout` with its present weights, so that scoring would repeat sampling."""
         if self.policy is not self.engine or self.engine.version is None:
             return False
         return bool(rollout.version[rollout.written].eq(self.engine.version).all())
 
     def score_forward(self, responses: Responses, order: list[Tensor], replay: Recorded | None) -> Tensor:
-        """log π_old [B, T] by the training forward, in the mini-batches of the first epoch, which contain all rows."""
+        """Return log π_old [B, T] by the training forward, in the mini-batches of the first epoch, which contain all rows."""
         tokens = responses.rollout.tokens
         logp = torch.zeros(tokens.shape, device=tokens.device)
         for rows in order[: self.config.actor.num_minibatches]:
@@ -143,6 +143,6 @@ class Scorer:
         return self.ranks.gather(logp), None if routes is None else routes.map(self.ranks.gather)
 
     def scored_batch(self, prompts: Tensor, rollout: Rollout) -> Batch:
-        """Batch of an engine's rollout with its π_old: the mismatch that a correction would see, replayed records included."""
+        """Batch of an engine's rollout, scored under π_old as a correction would see it, with the engine's records replayed."""
         logp = self.score_by(self.own_policy, prompts, rollout.tokens, self.replayed(rollout))
         return Batch(rollout.logp, rollout.mask, logp_old=logp)

@@ -20,7 +20,7 @@ from harness.train.persistence import Persistence
 from harness.train.routing.metrics import routing_metrics
 
 PERSISTENCE, ENGINE = "persistence.", "engine."
-"""Prefixes of the checkpoint keys of the persistence tensors, and of the rollout engine's state."""
+"""Prefixes of the checkpoint keys under which the tensors of `Persistence`, and those of the rollout engine, are saved."""
 
 
 class Trainer:
@@ -42,7 +42,7 @@ class Trainer:
         self.clock = self.sampler.clock
 
     def step(self, step: int) -> dict[str, float]:
-        """Run a step: prompts → rollout → reward → π_old → advantages → correction → objective and optimizer steps."""
+        """Run step number `step`: rollout, rewards, log π_old, advantages, correction, optimizer steps. Returns its metrics."""
         sampler, learner = self.sampler, self.learner
         self.clock.restart()
         seed_globals(self.config.seed, step)

@@ -35,7 +35,7 @@ HELD_OUT = 0.25
 
 
 class Start(NamedTuple):
-    """Starting point of RL: the policy, and its prompts [N, P] int64 for training and for evaluation."""
+    """Starting point of RL: the policy, and the prompts, [N, P] int64 each, for training and for evaluation."""
 
     net: PreTrainedModel
     train: Tensor

@@ -1,4 +1,4 @@
-"""Hydra launchers `hydra/launcher=local` and `=slurm`, found here by Hydra. They pass a grid's runs to `sweeps.launch`."""
+"""Hydra launchers `hydra/launcher=local` and `hydra/launcher=slurm`, which pass the runs of a grid to `sweeps.launch`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sweeps.ledger import Sweep
 
 COMMON = {"retry_failed": False, "extend": False}
-"""Keys of both launchers. retry_failed: rerun runs that failed by their own error. extend: allow new runs in an old sweep."""
+"""Config keys of both launchers. retry_failed: rerun runs that their own error ended. extend: allow new runs in an old sweep."""
 
 store = partial(ConfigStore.instance().store, provider="faultline")
 store(group="hydra/sweeper", name="grid", node=BasicSweeperConf(_target_="hydra_plugins.faultline_launcher.Grid"))
@@ -41,7 +41,7 @@ for name, keys in {"local": {"parallel": None, **COMMON, "extend": True}, "slurm
 
 
 class Grid(BasicSweeper):
-    """Hydra's basic sweeper, except that it refuses an empty grid and leaves Faultline's launchers to compose the configs."""
+    """Hydra's basic sweeper, except that it refuses an empty grid and lets Faultline's launchers compose the runs' configs."""
 
     @staticmethod
     def split_arguments(overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
@@ -66,11 +66,11 @@ class _Launcher(Launcher):
         self.composer = Composer(hydra_context.config_loader, config)
 
     def executor(self, sweep: Sweep) -> Executor:
-        """Return the executor that runs the sweep, with the options of this launcher."""
+        """Return an executor, set up by this launcher's options, which runs `sweep` on this machine or on Slurm."""
         raise NotImplementedError
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run all jobs, or none if a config is wrong, and return a JobReturn each. Raises SystemExit if a run has failed."""
+        """Run all jobs, or none if a config is wrong, and return a JobReturn per job. Raises SystemExit if a run has failed."""
         print(f"{len(job_overrides)} runs: composing and checking their configs ...", file=sys.stderr, flush=True)
         grid = track(job_overrides, "composing", console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
         configs = [self._parse(overrides) for overrides in grid]
@@ -79,7 +79,7 @@ class _Launcher(Launcher):
         return [JobReturn(overrides=list(o), status=JobStatus.COMPLETED, _return_value="done") for o in job_overrides]
 
     def train(self, configs: Sequence[Config], names: Sequence[str], extend: bool) -> None:
-        """Check all configs, then run them as one sweep. names: the name of each config in an error. extend: allow new runs.
+        """Check all configs, then run them as one sweep. names: how errors call each config. extend: allow runs new to the sweep.
 
         Raises UserError before any run starts if a config is wrong, and SystemExit if a run has failed.
         """

@@ -27,13 +27,13 @@ class Executor(Protocol):
         """Prepare the launch and return settings with which `launch.relaunch` can repeat it. Raise UserError if it cannot run."""
 
     def attached(self) -> AbstractContextManager[None]:
-        """Context manager around submitting and waiting. It defines the effect of Ctrl-C and SIGTERM on the runs."""
+        """Context manager around submitting and waiting. It decides what Ctrl-C and SIGTERM do to the runs."""
 
     def describe(self, count: int) -> str:
-        """Description of how `count` runs will be executed, for the user."""
+        """Describe, for the user, how `count` runs will be executed."""
 
     def look(self) -> tuple[dict[str, RunState], set[str]]:
-        """The state of every run, and the runs that wait or are under way. Raise squeue.NoAnswer if Slurm does not answer."""
+        """Return (state of every run, runs that wait or are under way). Raise squeue.NoAnswer if Slurm does not answer."""
 
     def submit(self, runs: list[str]) -> None:
         """Submit `runs` for execution. Raise UserError if the user has cancelled the sweep meanwhile."""

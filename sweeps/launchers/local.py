@@ -1,4 +1,4 @@
-"""The local launcher: many runs at once on this machine."""
+"""The local launcher: runs of a sweep side by side on this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sweeps.states import RunState
 
 
 class Local:
-    """Executor of runs on this machine, `parallel` at a time; None means one per physical core."""
+    """Executor of a sweep's runs on this machine, `parallel` at a time; None means one per physical core."""
 
     ranks = 1
     detach = False
@@ -33,12 +33,12 @@ class Local:
         return self.pool.stopping
 
     def prepare(self) -> dict[str, Any]:
-        """Settings of this launcher, with which the launch can be repeated."""
+        """Return the settings of this launcher, with which the launch can be repeated."""
         return {"launcher": "local", "parallel": self.parallel}
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Context manager around the runs. If it is left by an error or a signal, each run saves a checkpoint and stops first."""
+        """Context manager around the runs. When an error or a signal leaves it, each run first saves a checkpoint and stops."""
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         try:
             yield
@@ -51,11 +51,11 @@ class Local:
             signal.signal(signal.SIGTERM, before)
 
     def describe(self, count: int) -> str:
-        """Description of how `count` runs will be executed, for the user."""
+        """Describe, for the user, how `count` runs will be executed."""
         return f"{count} to run, {min(self.parallel, count)} at a time"
 
     def look(self) -> tuple[dict[str, RunState], set[str]]:
-        """The state of every run, and the live runs. Runs of a killed launcher are live until they have saved a checkpoint."""
+        """Return (state of every run, live runs). Runs of a killed launcher are live until they have saved a checkpoint."""
         states = self.sweep.states()
         live = {*self.waiting, *self.pool.running}
         for run, state in states.items():

@@ -1,4 +1,4 @@
-"""Child processes that end with their parent, and without a traceback."""
+"""Settings with which a child process ends together with its parent, and without a traceback."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(by: signal.Signals) -> None:
-    """Make the kernel (Linux) signal this process when its parent ends. Raises SystemExit if the parent has ended."""
+    """Make the kernel (Linux) send this process the signal `by` when its parent ends. Raises SystemExit if it has ended."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
     if os.getppid() == 1:

@@ -30,7 +30,7 @@ from sweeps.states import STUCK
 PRELOADED = ["sweeps.launchers.preloaded"]
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 FORMER_LIFE = 60
-"""Seconds that a run waits for the lock of its folder. A requeued job may start before its former processes have ended."""
+"""Seconds that a run waits for the lock of its folder. A requeued job may start before its former processes end."""
 UNAVAILABLE = os.EX_TEMPFAIL
 """Exit code 75 of a run that stopped for an external cause, such as a full disk."""
 ORPHANED = 255
@@ -44,7 +44,7 @@ class _Started(NamedTuple):
 
 
 class Pool:
-    """Pool of run processes of one sweep on one machine. job: name of the job that is written into the ledger."""
+    """Pool of the processes of a sweep's runs on one machine. job: name of the job for the ledger."""
 
     def __init__(self, sweep: Sweep, parallel: int, job: str):
         os.environ["OMP_NUM_THREADS"] = "1"  # the forked runs inherit it
@@ -66,7 +66,7 @@ class Pool:
             tick()
 
     def fill(self, waiting: list[str]) -> None:
-        """Start runs from `waiting` while there is room, and remove them from the list."""
+        """Start runs from the list `waiting` while there is room, and remove them from it."""
         while waiting and len(self.running) < self.parallel and not self.stopping:
             self._start(waiting.pop(0))
 
@@ -77,7 +77,7 @@ class Pool:
             self.running[run].process.terminate()
 
     def stop(self) -> None:
-        """Ask every run to save a checkpoint and stop, and wait until all have."""
+        """Ask every run to save a checkpoint and stop, and wait until all have stopped."""
         self.stopping = True
         for started in self.running.values():
             started.process.terminate()
@@ -164,7 +164,7 @@ def run_in_child(config_json: str, log: str) -> None:
 
 
 def follow(sweep: Sweep, run: str) -> None:
-    """Take part in the run that rank 0 starts, on a rank above 0 of a Slurm task."""
+    """Take part in a run that rank 0 starts: the work of the other ranks of a Slurm task."""
     _train(sweep.config(run).model_dump_json(), str(sweep.folder(run).path / "log.txt"))
 
 
@@ -184,7 +184,7 @@ def _train(config_json: str, log: str) -> None:
 
 
 def _outcome(folder: RunFolder, code: int) -> tuple[str, str]:
-    """The final state of a run (one of states.ENDS) and its error, from the exit code of its process."""
+    """Return (final state, one of states.ENDS, and error) of a run, from its folder and its process's exit code."""
     with suppress(UserError):
         if code == 0 or folder.state in FINISHED:  # a signal may still end a process that has nothing left to do
             return folder.state, ""

@@ -22,7 +22,7 @@ from sweeps.states import STUCK
 
 
 class ArrayTask:
-    """One task of a Slurm array, which submitit calls on each rank.
+    """One task of a Slurm array. submitit calls it on each rank, a process of the task.
 
     sweep: the sweep's folder. batch, index: the task's place in the sweep's batches. at_once: number of runs at a time. Rank 0
     decides which runs to start, writes the ledger, and requeues the job.

@@ -27,11 +27,11 @@ from sweeps.snapshot import snapshot
 from sweeps.states import RunState
 
 STRAGGLERS = 60
-"""Seconds from the end of one rank until srun ends the others. Ranks without work wait this long for rank 0."""
+"""Seconds from the end of one rank until srun ends the other ranks. Ranks without work wait this long for rank 0."""
 
 
 class Slurm:
-    """Executor of runs on Slurm, with checked options. Raises UserError if there is no Slurm, or no such partition."""
+    """Executor of a sweep's runs on Slurm. Raises UserError if there is no Slurm, or no partition of the given name."""
 
     stopped = False
 
@@ -46,16 +46,16 @@ class Slurm:
         self.limit = int(limit[1])
 
     def prepare(self) -> dict[str, Any]:
-        """Take the code snapshot and return the launch's settings. Raises UserError if hydra.launcher.code must be chosen."""
+        """Take the code snapshot, and return the launch's settings. Raises UserError if hydra.launcher.code must be chosen."""
         self.code = snapshot(self.sweep, self.options.code)
         return {"launcher": "slurm", **asdict(self.options), "code": None, "detach": False}
 
     def attached(self) -> AbstractContextManager[None]:
-        """Context manager around the jobs. They continue if this process ends."""
+        """Context manager around submitting and waiting. The jobs continue if this process ends."""
         return leave_jobs_running(self.sweep)
 
     def describe(self, count: int) -> str:
-        """Description of how `count` runs will be submitted, for the user."""
+        """Describe, for the user, how `count` runs will be submitted."""
         tasks = -(-count // self.options.runs_per_job)
         arrays = -(-tasks // self.limit)
         return (
@@ -64,7 +64,7 @@ class Slurm:
         )
 
     def look(self) -> tuple[dict[str, RunState], set[str]]:
-        """The state of every run, and the runs that wait or are under way, from the ledger and squeue."""
+        """Return (state of every run, runs that wait or are under way), from the ledger and squeue."""
         tasks = jobs(self.sweep)
         live = {run for run, job in jobs_by_run(self.sweep, tasks).items() if job.live}
         return merge_states(self.sweep, self.sweep.states(), tasks), live
@@ -135,7 +135,7 @@ class Slurm:
 
 @contextmanager
 def _outside_a_job() -> Iterator[None]:
-    """Context manager that hides Slurm's job variables of this process: a job submitted with them would be refused."""
+    """Context manager that hides Slurm's job variables of this process. A job submitted with them would be refused."""
     hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("SLURM_") and name != "SLURM_CONF"}
     try:
         yield

@@ -61,7 +61,7 @@ def job_name(sweep: Sweep) -> str:
 
 
 def jobs(sweep: Sweep) -> list[Job]:
-    """Every job of the sweep that Slurm still lists, ended ones included, oldest first."""
+    """Every job of the sweep that Slurm still lists, ended jobs included, oldest first."""
     shown = ask("squeue", "-h", "-r", "-t", "all", "-S", "i", "-n", job_name(sweep), "-o", "%i|%T|%r|%k")
     tasks = []
     for line in shown.splitlines():
@@ -71,7 +71,7 @@ def jobs(sweep: Sweep) -> list[Job]:
 
 
 def jobs_by_run(sweep: Sweep, tasks: list[Job]) -> dict[str, Job]:
-    """Map each run to its latest job, preferring a live job. Runs without a job are left out."""
+    """Run -> its latest job among `tasks`, preferring a live one. Runs without a job are left out."""
     batches: dict[str, list[list[str]]] = {}
     by_run: dict[str, Job] = {}
     for job in sorted(tasks, key=lambda job: job.live):
@@ -84,7 +84,7 @@ def jobs_by_run(sweep: Sweep, tasks: list[Job]) -> dict[str, Job]:
 
 
 def merge_states(sweep: Sweep, states: dict[str, RunState], tasks: list[Job]) -> dict[str, RunState]:
-    """Correct the ledger's states by Slurm's: add why runs wait, and find runs whose job ended without a ledger entry."""
+    """Correct the ledger's states by Slurm's jobs `tasks`: add why runs wait, and mark runs whose job ended without an entry."""
     by_run = jobs_by_run(sweep, tasks)
     corrected = {}
     for run, state in states.items():
@@ -106,7 +106,7 @@ def merge_states(sweep: Sweep, states: dict[str, RunState], tasks: list[Job]) ->
 
 @contextmanager
 def leave_jobs_running(sweep: Sweep) -> Iterator[None]:
-    """Context manager in which Ctrl-C ends only this process. It tells the user that the jobs continue."""
+    """Context manager in which Ctrl-C ends only this process. It then tells the user that the jobs continue."""
     try:
         yield
     except KeyboardInterrupt:

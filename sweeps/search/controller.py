@@ -34,11 +34,11 @@ from sweeps.search.trial_runs import Score, TrialRuns
 POLL = 2.0
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 FRESH = 1000
-"""First of the fresh seeds with which the winning trial is run again."""
+"""First of the seeds, unused in the search, with which the winning trial is run again."""
 
 
 def search(path: Path, changes: list[str]) -> dict[str, Any]:
-    """Run the search specified in the file `path`, or continue it. changes: key=value edits of the spec. Returns its result."""
+    """Run or continue the search specified in the file `path`. changes: key=value edits of the spec. Returns its result."""
     spec = load(path, changes)
     return Controller(spec, Sweep(Path(spec.root) / spec.name)).run()
 
@@ -48,7 +48,7 @@ class Controller:
 
     study: optuna.Study
     began: tuple[float, int]
-    """Time at which this process began to search, and the number of trials that had ended before."""
+    """Time at which this process began to search, and the number of trials that had ended by then."""
 
     def __init__(self, spec: Spec, sweep: Sweep):
         self.spec, self.sweep = spec, sweep
@@ -106,7 +106,7 @@ class Controller:
         return bool(running or upcoming)
 
     def _next_params(self, trials: list[FrozenTrial]) -> list[dict[str, Any]]:
-        """Parameters of the trials to start next. An empty dictionary lets Optuna choose."""
+        """Parameters of the trials to start next, a dictionary per trial. An empty one lets Optuna choose."""
         ended = [trial for trial in trials if trial.state in ENDED]
         running = [trial for trial in trials if trial.state == TrialState.RUNNING]
         room = self.spec.trials - len(ended) - len(running)
@@ -169,7 +169,7 @@ class Controller:
         print(f"trial {trial.number}: {score.mean:.3f}, at least {score.bound:.3f}{self._left()}", file=sys.stderr, flush=True)
 
     def _end_collapsed(self, trial: Trial, runs: list[str], collapsed: int) -> None:
-        """Prune a trial in which runs collapsed, without a value: a collapse is a state of its own, not a low score."""
+        """Prune a trial in which runs collapsed, and give it no value: a collapse is a state of its own, not a low score."""
         for key, value in {"outcome": "collapsed", "collapsed": collapsed, "seeds": len(runs)}.items():
             trial.set_user_attr(key, value)
         self.study.tell(trial.number, state=TrialState.PRUNED)
@@ -179,7 +179,7 @@ class Controller:
         return [trial for trial in self.study.get_trials(deepcopy=False) if trial.state in ENDED]
 
     def _left(self) -> str:
-        """Describe the number of ended trials and the time left at this process's pace. With sections the total is unknown."""
+        """Describe the number of ended trials, and the time left at this process's pace. With sections the total is unknown."""
         ended = len(self._ended())
         if self.spec.sections:
             return f"; {ended} trials"
@@ -197,7 +197,7 @@ class Controller:
     # --- the winner ----------------------------------------------------------------------------------------------------
 
     def _result(self) -> dict[str, Any]:
-        """The result of the search: the winner's scores in the search and on fresh seeds, the bracket, the importances."""
+        """Result of the search: scores of the winner in the search and on fresh seeds, threshold bracket, importances."""
         ended = self._ended()
         complete = [trial for trial in ended if trial.state == TrialState.COMPLETE]
         result: dict[str, Any] = {}
@@ -218,7 +218,7 @@ class Controller:
         return result | {"winner": self.spec.values(best.params), "searched": searched, "fresh": fresh}
 
     def _finish(self, runs: list[str]) -> dict[str, Any]:
-        """Wait for the winner's runs on fresh seeds. Returns their score, and the number that collapsed."""
+        """Wait for the winner's runs on fresh seeds. Returns their score, and the number of them that collapsed."""
         while unfinished := self.runs.unfinished(runs):
             if self.runs.refresh() and (error := self.runs.resubmit(unfinished)):
                 raise UserError(f"{error}; the winner was not confirmed")
@@ -250,7 +250,7 @@ class Controller:
                 raise UserError(f"{_arm(self.spec.values(corner))}: {error}") from None
 
     def _check_spec(self) -> None:
-        """Raise UserError if an earlier search's spec was edited. trials, parallel, launcher and winner_seeds may change."""
+        """Raise UserError if the search's spec was edited. trials, parallel, launcher and winner_seeds may change."""
         file = self.sweep.home / "search-spec.json"
         spec = self.spec.model_dump(mode="json", exclude={"trials", "parallel", "launcher", "winner_seeds"})
         if file.exists() and (before := json.loads(file.read_text())) != spec:

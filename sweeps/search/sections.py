@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Point(NamedTuple):
-    """A number that was tried, on the scale of `Range.distribution`. of: number of its runs. collapsed: how many collapsed."""
+    """A number that was tried, on the scale of `Range.distribution`. of: number of its runs. collapsed: how many of them did."""
 
     number: float
     collapsed: int
@@ -15,22 +15,22 @@ class Point(NamedTuple):
 
     @property
     def healthy(self) -> bool:
-        """Whether at most half of the point's runs collapsed."""
+        """Whether at most half of the runs with this number collapsed."""
         return 2 * self.collapsed <= self.of
 
 
 class Step(NamedTuple):
-    """Step of a k-section. tries: numbers to try with new seeds. bracket: last healthy and first collapsing number, if known."""
+    """Step of a k-section. tries: numbers to try with new seeds. bracket: last healthy, first collapsing number, else None."""
 
     tries: list[float]
     bracket: tuple[float | None, float | None]
 
 
 def next_step(points: list[Point], healthy_end: float, other_end: float, k: int, tolerance: float, boundary: int) -> Step:
-    """Choose the next numbers to try, given all points so far. Runs of equal numbers are pooled.
+    """Choose the next numbers to try, given all points so far. Runs with equal numbers are pooled.
 
-    healthy_end, other_end: the ends of the range, of which the first does not collapse. k: numbers to try at a time. None is left
-    when both sides of the boundary lie within the ratio `tolerance` and have at least `boundary` runs each.
+    healthy_end, other_end: the ends of the range, of which the first does not collapse. k: numbers to try at a time. No number is
+    left to try once both sides of the boundary lie within the ratio `tolerance` and have at least `boundary` runs each.
     """
     pooled: dict[float, Point] = {}
     for point in points:
@@ -50,5 +50,5 @@ def next_step(points: list[Point], healthy_end: float, other_end: float, k: int,
 
 
 def _between(a: float, b: float, k: int) -> list[float]:
-    """The k numbers that divide [a, b] into k + 1 intervals of equal ratio."""
+    """Return the k numbers that divide [a, b] into k + 1 intervals of equal ratio."""
     return [a * (b / a) ** ((i + 1) / (k + 1)) for i in range(k)]

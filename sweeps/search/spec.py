@@ -24,7 +24,7 @@ Seeds = Annotated[int, Field(ge=2, le=1000)]
 
 
 class Range(Strict):
-    """Search range of a threshold on a linear or log scale, or log of |value − 1|, which suits a bound on a ratio."""
+    """Search range of a threshold, on a linear scale, a log scale, or the log of |value − 1|, which suits a bound on a ratio."""
 
     low: Bound
     high: Bound
@@ -42,12 +42,12 @@ class Range(Strict):
 
     @property
     def distribution(self) -> FloatDistribution:
-        """Optuna's distribution of the searched number, which is the distance from 1 or the value itself."""
+        """Optuna's distribution of the searched number: |threshold − 1| on the scale distance_from_1, else the threshold."""
         ends = (abs(self.low - 1), abs(self.high - 1)) if self.scale == "distance_from_1" else (self.low, self.high)
         return FloatDistribution(min(ends), max(ends), log=self.scale != "linear")
 
     def value(self, number: float) -> float:
-        """The threshold for Optuna's number, rounded to four digits to keep it readable."""
+        """Convert the number that Optuna suggests to a threshold, rounded to four digits for readability."""
         number = float(f"{number:.4g}")
         if self.scale != "distance_from_1":
             return number
@@ -55,17 +55,17 @@ class Range(Strict):
 
 
 class Prune(Strict):
-    """Rule for pruning: a trial ends after `patience` consecutive evaluations of its worst seed below `fraction` of its best."""
+    """Pruning rule: a trial ends if its worst seed scores below `fraction` of its best in `patience` successive evaluations."""
 
     fraction: Annotated[float, Field(gt=0, lt=1)]
     patience: Count
 
 
 class Sections(Strict):
-    """k-section of one range: `points` at a time between its healthy and collapsing sides, until a ratio `tolerance` is left.
+    """k-section of one range: tries `points` numbers at a time, until the threshold is known within the ratio `tolerance`.
 
-    The ratio is taken between `Range.distribution`'s numbers. Both sides of the boundary then get more seeds, up to
-    `boundary_seeds` each. healthy: the end of the range where runs do not collapse.
+    The ratio is that of the numbers of `Range.distribution`, the last healthy and the first collapsing one. Both then get more
+    seeds, up to `boundary_seeds` each. healthy: the end of the range where runs do not collapse.
     """
 
     points: Count
@@ -115,24 +115,24 @@ class Spec(Strict):
 
     @property
     def distributions(self) -> dict[str, BaseDistribution]:
-        """Optuna's distribution of each parameter of the search."""
+        """Name of each of Optuna's parameters of the search -> its distribution."""
         return {
             self.parameter(key): axis.distribution if isinstance(axis, Range) else CategoricalDistribution(axis)
             for key, axis in self.space.items()
         }
 
     def parameter(self, key: str) -> str:
-        """Name of Optuna's parameter for a config key."""
+        """Name of Optuna's parameter for a config key in the search space."""
         axis = self.space[key]
         return f"|{key} - 1|" if isinstance(axis, Range) and axis.scale == "distance_from_1" else key
 
     def values(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Config keys and values that correspond to Optuna's parameters."""
+        """Convert Optuna's parameters (name -> value) to values of config keys (key -> value)."""
         numbers = {key: params[self.parameter(key)] for key in self.space}
         return {key: axis.value(numbers[key]) if isinstance(axis, Range) else numbers[key] for key, axis in self.space.items()}
 
     def section_ends(self) -> tuple[float, float]:
-        """Healthy end and other end of the range of a search with `sections`, as Optuna's numbers."""
+        """Return (healthy end, other end) of the range of a search with `sections`, as numbers on Optuna's scale."""
         axis = next(iter(self.space.values()))
         assert self.sections is not None and isinstance(axis, Range)
         low, high = axis.distribution.low, axis.distribution.high
@@ -140,7 +140,7 @@ class Spec(Strict):
         return (low, high) if (self.sections.healthy == "low") != falling else (high, low)
 
     def configs(self, params: dict[str, Any], seeds: range) -> list[Config]:
-        """Configs of the runs of a trial. Raises UserError if a combination of parameters is invalid."""
+        """Configs of the runs of a trial, one per seed. params: Optuna's. Raises UserError if their combination is invalid."""
         chosen = [f"{key}={'null' if value is None else value}" for key, value in self.values(params).items()]
         place = [f"run.root={self.root}", f"run.sweep={self.name}"]
         try:
@@ -150,7 +150,7 @@ class Spec(Strict):
 
 
 def load(path: Path, changes: list[str]) -> Spec:
-    """Load a search's spec from a file, or by a shipped name, and apply `key=value` changes. Raises UserError naming a key."""
+    """Load a search's spec by file or shipped name, and apply `key=value` changes. Raises UserError that names the wrong key."""
     shipped = Path(__file__).parents[1] / "conf" / "search"
     file = path if path.exists() else shipped / f"{path.name}.yaml"
     if not file.exists():
@@ -165,7 +165,7 @@ def load(path: Path, changes: list[str]) -> Spec:
 
 
 def _explained(error: ValidationError) -> list[str]:
-    """One line per validation error. A wrong range does not also report that it is no list."""
+    """One line per validation error. For a wrong range, the error that it is no list is left out."""
     problems = []
     for problem in error.errors():
         key = ".".join(str(part) for part in problem["loc"] if "[" not in str(part))

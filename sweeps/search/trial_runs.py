@@ -50,7 +50,7 @@ class TrialRuns:
         return True
 
     def submit(self, configs: Iterable[Config]) -> list[str]:
-        """Submit the runs of `configs` that are neither finished nor live. Returns the hashes of all of them."""
+        """Submit the runs of `configs` that are neither finished nor live. Returns the hashes of the runs of all `configs`."""
         grid = {config.digest: config for config in configs}
         plan(self.sweep, grid, self.sweep.states())
         if todo := [run for run in self.unfinished(grid) if run not in self.live]:
@@ -62,7 +62,7 @@ class TrialRuns:
         return all(run in self.states and self.states[run].state != "queued" for run in runs)
 
     def resubmit(self, runs: Iterable[str]) -> str | None:
-        """Resubmit runs that an external cause ended. Returns the error of a run that failed by its own error or too often."""
+        """Resubmit runs that ended by an external cause. Returns the error of a run that failed by its own error or too often."""
         unfinished = self.unfinished(runs)
         for run in unfinished:
             if self.states[run].state == "failed" or self.retries.get(run, 0) > RETRIES:
@@ -90,22 +90,22 @@ class TrialRuns:
         return sum(any(event["kind"] == "collapse" for event in self.sweep.folder(run).events()) for run in runs)
 
     def evaluations(self, run: str) -> dict[int, float]:
-        """The held-out reward of a run by step: a dict step -> reward."""
+        """Step -> held-out reward of a run, at each of its evaluations."""
         return {int(row["step"]): row["eval/reward"] for row in self.sweep.folder(run).metrics() if "eval/reward" in row}
 
     def worst_seed(self, runs: list[str]) -> dict[int, float]:
-        """Lowest held-out reward among the runs, at each step that all of them have reached."""
+        """Step -> lowest held-out reward among the runs, at each evaluated step that all of them have reached."""
         tables = [self.evaluations(run) for run in runs]
         common = set.intersection(*(set(table) for table in tables))
         return {step: min(table[step] for table in tables) for step in sorted(common)}
 
     def score(self, runs: list[str], last: int, confidence: float) -> Score:
-        """Score of finished runs, see `lower_bound`. A run counts with the mean of its last `last` evaluations."""
+        """Score of a trial from its finished runs, see `lower_bound`. A run's value is the mean of its `last` evaluations."""
         values = [statistics.fmean(list(self.evaluations(run).values())[-last:]) for run in runs]
         return lower_bound(values, confidence)
 
 
 def lower_bound(values: list[float], confidence: float) -> Score:
-    """Mean of n values, and its one-sided lower bound mean − t·s/√n with t the `confidence` quantile for n − 1."""
+    """Score of n values: mean, and one-sided bound mean − t·s/√n. s: standard deviation. t: Student's `confidence` quantile."""
     n, mean = len(values), statistics.fmean(values)
     return Score(mean, mean - float(student.ppf(confidence, n - 1)) * statistics.stdev(values) / n**0.5, n)

@@ -26,19 +26,19 @@ from sweeps.states import RunState, is_event
 BUDGET = 64 << 20
 """Maximum bytes of rows that one look reads, so that even the first look at thousands of runs answers soon."""
 TIME, NUMBER = b'"time/step": ', re.compile(rb"\d+(\.\d+)?([eE][-+]?\d+)?")
-"""Patterns of the time in a row. Rows without an evaluation are not parsed beyond it, which is ten times as fast."""
+"""Patterns of a step's duration in a row. Rows without an evaluation are not parsed any further: ten times as fast."""
 LONGEST = 1 << 20
-"""Maximum bytes of a line that is read; no run writes a longer one."""
+"""Maximum bytes of a line that is read. No run writes a longer line."""
 MOST = 400
-"""Maximum number of points that are kept of a curve. Beyond it every second point is dropped."""
+"""Maximum number of points kept of a curve. Beyond it, every second point is dropped."""
 ALARMS = ("collapse", "warning", "all_rejected")
-"""Kinds of events that are shown as alarms."""
+"""Kinds of a run's events that are shown as alarms."""
 LOST = ("failed", "interrupted", "cancelled")
-"""States found only in the ledger: the process died before it wrote its folder."""
+"""States found only in the ledger: the run's process died before it could write them to its folder."""
 
 
 class Evaluated(NamedTuple):
-    """A point of the curves: step, held-out reward, and K3 of the rollouts of that step (None after the last step)."""
+    """A point of a run's curves: step, held-out reward, and K3 of the rollouts at that step (None after the last step)."""
 
     step: int
     reward: float
@@ -46,7 +46,7 @@ class Evaluated(NamedTuple):
 
 
 class Alarm(NamedTuple):
-    """An event that a detector reported at `step` with its onset (None if unnamed), or a step whose tokens were all rejected."""
+    """An event that a detector reported at `step`, with its onset (None if not given), or a step with all tokens rejected."""
 
     time: float
     step: int
@@ -71,7 +71,7 @@ class Tail:
         self.path, self.offset, self.node = path, 0, 0
 
     def lines(self, most: int) -> tuple[list[bytes], bool]:
-        """Read about `most` bytes of whole lines, and tell whether more are waiting. A replaced file is read from its start."""
+        """Read about `most` bytes of whole new lines: (lines, whether more wait). A replaced file is read from its start."""
         found = regular(self.path)
         if found is None:
             return [], False
@@ -96,7 +96,7 @@ class Tail:
 
 @dataclass
 class Followed:
-    """A run that a `Follower` follows. timed: number of rows with a time. spent: seconds of these steps, except the first.
+    """A run that a `Follower` follows. timed: number of rows with a time. spent: seconds of their steps, except the first.
 
     alarms: by `Alarm.key`, since a resumed run may record an alarm again. changed: number of the look that last saw the run
     change. over: whether nothing is left to read.
@@ -125,12 +125,12 @@ class Followed:
 
     @property
     def seconds(self) -> float | None:
-        """Mean seconds per step, including steps with an evaluation, which take several times as long. None before two steps."""
+        """Mean seconds per step; evaluations, which take several times as long as a step, are included. None before two steps."""
         return self.spent / (self.timed - 1) if self.timed > 1 else None
 
     @property
     def steps(self) -> int:
-        """Number of steps of the whole run."""
+        """Number of steps of the whole run; 0 if its config is unreadable."""
         return self.config["steps"] if self.config else 0
 
     @property
@@ -165,7 +165,7 @@ class Follower:
         return sorted(by_name, key=lambda name: (coarseness(by_name[name].precision), name))
 
     def look(self) -> None:
-        """Read what was appended since the last look, at most `BUDGET` bytes of rows."""
+        """Read everything appended since the last look, but at most `BUDGET` bytes of rows."""
         self.look_number += 1
         self._find_runs()
         self._read_ledger()
@@ -242,7 +242,7 @@ class Follower:
                 run.changed = self.look_number
 
     def _take_rows(self, run: Followed, lines: list[bytes]) -> None:
-        """Add times and evaluations from new lines of metrics.jsonl. After a resume, repeated steps replace later points."""
+        """Add times and evaluations from new lines of metrics.jsonl. An evaluation replaces points of its and later steps."""
         for line in lines:
             place = line.rfind(TIME)
             number = NUMBER.match(line, place + len(TIME)) if place >= 0 else None

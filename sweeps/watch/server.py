@@ -29,7 +29,7 @@ EVERY = 2.0
 
 
 class WatchServer(ThreadingHTTPServer):
-    """HTTP server of one sweep at `address`. port: 0 for a free one. Raises UserError if it is taken."""
+    """HTTP server of the page of one sweep. port: 0 for a free one. Raises UserError if the port is taken."""
 
     daemon_threads = True
 
@@ -54,7 +54,7 @@ class WatchServer(ThreadingHTTPServer):
         return _template("state.html").render(summary=self._summary())
 
     def curves(self, since: int) -> dict[str, Any]:
-        """Curves of the runs that changed after look `since`, as JSON; if the set of runs changed, all, marked `fresh`."""
+        """Curves of the runs that changed after look number `since`. If runs appeared or disappeared: all, marked `fresh`."""
         with self.reading:
             follower = self.follower
             follower.look()
@@ -75,7 +75,7 @@ class WatchServer(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Handler of GET requests for three addresses below the secret. The base class refuses all other methods with 501."""
+    """Handler of GET requests for the page, its state and its curves. The base class refuses all other methods with 501."""
 
     server: WatchServer
     server_version, sys_version = "faultline", ""

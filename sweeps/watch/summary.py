@@ -25,7 +25,7 @@ ORDER = ("queued", "running", "preempted", "done", "collapsed", "failed", "inter
 
 
 class ArmState(NamedTuple):
-    """One arm of a sweep: its runs by state, steps done and in all, mean of the last evaluations, median of the last K3."""
+    """One arm of a sweep: its runs by state, steps done and in all, mean of its runs' last rewards, median of their last K3."""
 
     name: str
     mark: Mark
@@ -47,8 +47,8 @@ class Failure(NamedTuple):
 class Summary(NamedTuple):
     """Summary of a sweep under way.
 
-    gone: whether the sweep's folder is missing. rate: steps per minute of all runs together. left: seconds, None while no pace
-    is known. silent: runs that have written nothing for long. behind: number of runs whose rows are not fully read.
+    gone: whether the sweep's folder is missing. rate: steps per minute of all runs together. left: seconds left, None while no
+    pace is known. silent: runs that have written nothing for long. behind: number of runs whose rows are not fully read.
     """
 
     name: str
@@ -141,9 +141,9 @@ def _arms(follower: Follower) -> list[ArmState]:
 def _pace(runs: list[Followed]) -> tuple[float, float | None]:
     """Steps per second of all runs under way, and the seconds left if as many runs continue in parallel.
 
-    A run's pace is the mean over its rows, without its first step and without warm starts. A run without a pace takes the
-    median of its arm, else the median of all runs, finished ones included. The time left is at least that of the slowest run
-    under way. Without a running run or a known pace the result is (0, None).
+    A run's pace is the mean over its rows, without its first step and without warm starts. A run without a pace takes the median
+    of its arm, else the median of all runs, finished runs included. The time left is at least that of the slowest run under way.
+    Without a run under way or a known pace the result is (0, None).
     """
     known = [run for run in runs if run.seconds]
     if not known:
@@ -162,7 +162,7 @@ def _pace(runs: list[Followed]) -> tuple[float, float | None]:
 
 
 def _gravity(pair: tuple[Alarm, Followed]) -> tuple:
-    """Sort key of alarms: collapses first, then steps with all tokens rejected, then warnings; within each the latest first."""
+    """Sort key of (alarm, run): collapses first, then steps with all tokens rejected, then warnings; the latest first."""
     alarm, run = pair
     return WORST.index(alarm.kind), -alarm.time, -alarm.step, alarm.detector, run.name
 
@@ -172,7 +172,7 @@ def _silent(run: Followed, now: float) -> bool:
 
 
 def last_lines(path: str) -> str:
-    """The last `LINES` lines of a log; "" if there is no such file."""
+    """The last `LINES` lines of the log at `path`; "" if there is no such file."""
     found = regular(path)
     if found is None:
         return ""

@@ -83,7 +83,7 @@ def _arms(summary: Summary) -> Table:
 
 
 def curve(runs: list[Followed]) -> str:
-    """Curve of the mean held-out reward of the runs over their steps, from 0 to 1, one character per interval of steps."""
+    """Bars of the runs' mean held-out reward over their steps: a character per interval of steps, of full height at 1."""
     last = max((run.steps for run in runs), default=0) + 1
     parts: list[list[float]] = [[] for _ in range(WIDTH)]
     for run in runs:

@@ -81,7 +81,7 @@ def test_a_list_stands_apart(page):
 # --- commands --------------------------------------------------------------------------------------------------------------
 
 LEFT_ALONE = {
-    "apptainer", "cd", "do", "docker", "done", "eval", "export", "for", "git", "gzip", "mkdir", "optuna-dashboard", "pip",
+    "apptainer", "cd", "do", "docker", "done", "eval", "export", "for", "git", "grep", "gzip", "mkdir", "optuna-dashboard", "pip",
     "source", "ssh", "wc",
 }  # fmt: skip
 """Programs of others, and the shell's own words."""

@@ -1,4 +1,4 @@
-"""The command `faultline gradient`: the checks of its arguments, its output files and the notes in them."""
+"""The command `faultline gradient`: it checks the arguments, runs the comparison, and writes the files with notes on them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def gradient_command(
     out: Path | None = None,
     trust: bool = False,
 ) -> Path:
-    """Print and write the comparison of gradients. Returns the path of the page, or of the table if `paired`.
+    """Compare losses and corrections by their gradients, print and write the result. Returns the path of the page or table.
 
     checkpoint: a run folder, or one of its checkpoints; None with `enumerable`.
     losses: by default the run's own, or pg.
@@ -36,10 +36,10 @@ def gradient_command(
     prompts: number per batch, each with the run's group size.
     batches: number of frozen batches.
     reference: number of fresh batches for the true gradient, 64 unless given.
-    paired: draw no fresh batches, and compare with no correction (`Paired`).
-    layers: number of upper blocks (`GradientPolicy`).
+    paired: draw no fresh batches, and compare with no correction, in a table (`Paired`).
+    layers: number of upper blocks whose parameters' gradient is taken; None: all (`GradientPolicy`).
     out: folder of the files.
-    trust: see `harness.run.restore.find`.
+    trust: whether a run may import plug-ins, see `harness.run.restore.find`.
     """
     if enumerable == (checkpoint is not None):
         raise UserError("give either a checkpoint or --enumerable")

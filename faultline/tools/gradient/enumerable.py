@@ -1,7 +1,7 @@
-"""Exact bias and variance of each gradient estimator: all responses of a tiny policy are listed, so an expectation is a sum.
+"""Exact bias and variance of gradient estimators: all responses of a tiny policy are listed, so that expectations are sums.
 
-One response y ~ μ gives the estimate f(y) = Σ_t c_t(y)·∇log π(y_t). The truth is g = −∇E_π[R]. bias = |E_μ f − g|/|g|, and
-variance = (E_μ|f|² − |E_μ f|²)/|g|². The root mean squared error is that of the mean over `responses` estimates.
+One response y ~ μ gives the estimate f(y) = Σ_t c_t(y)·∇log π(y_t), with coefficients c_t of the method. The truth is
+g = −∇E_π[reward]. bias = |E_μ f − g|/|g|, and variance = (E_μ|f|² − |E_μ f|²)/|g|². rmse is of the mean of `responses` estimates.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from harness.errors import UserError
 def exact_table(
     methods: list[Method], *, vocabulary: int = 3, length: int = 4, noise: float = 0.3, seed: int = 0, responses: int = 256
 ) -> pd.DataFrame:
-    """Table with a row per method: cosine and norm ratio of E_μ f to g, bias, sd of one response, rmse of `responses`, family,
-    bound.
+    """A row per method: its mean gradient's cosine and norm ratio to the true one, bias, sd of a response, rmse, family, bound.
 
-    noise: standard deviation of the noise that is added to the logits of π to give those of μ. Methods must reduce by
-    token_sum.
+    noise: standard deviation of the noise added to the logits of π to give those of μ. responses: number over which the rmse's
+    estimate is averaged. Methods must reduce by token_sum.
     """
     for method in methods:
         _refuse_coupled(method)
@@ -63,7 +62,7 @@ def exact_table(
 
 
 def _refuse_coupled(method: Method) -> None:
-    """Raise UserError for a method that reads the whole batch, because the exact sum takes each response by itself."""
+    """Raise UserError for a method whose coefficients depend on the whole batch. The exact sum takes each response by itself."""
     correction, loss = method.objective.correction, method.objective.loss
     plugins = [name for name, filter_ in correction.reject.items() if not isinstance(filter_, Reject)]
     coupled = correction.normalize == "batch" or correction.weight.level == "group" or plugins
@@ -75,7 +74,7 @@ def _refuse_coupled(method: Method) -> None:
 
 
 def _scores(space: EnumerablePolicy, logits: Tensor) -> Tensor:
-    """Gradient of log π of each token by the logits, [N, T, parameters]: one-hot of the token minus π, at its state."""
+    """Gradient of each token's log π by the logits, [N, T, parameters]: one-hot of the token minus π at the token's state."""
     n, t = space.tokens.shape
     one_hot = torch.nn.functional.one_hot(space.tokens, logits.shape[1]).double()
     there = torch.nn.functional.one_hot(space.state, len(logits)).double()

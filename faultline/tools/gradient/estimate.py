@@ -13,7 +13,7 @@ RESAMPLES, TAIL = 1000, 0.025
 
 
 class Grams:
-    """Inner products of the gradients [K, parameters] and the reference [J, parameters] in fp64, for all statistics."""
+    """Statistics of a method's gradients [K, parameters] and the reference's [J, parameters], from their fp64 inner products."""
 
     def __init__(self, gradients: Tensor, reference: Tensor):
         g, r = gradients.double(), reference.double()
@@ -22,8 +22,8 @@ class Grams:
     def statistics(self, times: np.ndarray, reference_times: np.ndarray) -> dict[str, np.ndarray]:
         """Return cosine, norm ratio, bias, sd and rmse by name, each [resamples]. Resample i holds batch k times[i, k] times.
 
-        bias and sd are divided by |E r|. sd is for one batch, and rmse² = bias² + sd². A squared length that noise makes
-        negative counts as 0; a ratio to a reference of such a length is NaN.
+        times, reference_times: [resamples, batches]. bias and sd are divided by |E r|. sd is for one batch; rmse² = bias² + sd².
+        A squared length that noise makes negative counts as 0; a ratio to a reference of such a length is NaN.
         """
         gg, rr = pairs(self.gg, times), pairs(self.rr, reference_times)
         gr = ((times @ self.gr) * reference_times).sum(1) / (times.sum(1) * reference_times.sum(1))
@@ -48,13 +48,13 @@ class Grams:
 
 
 def draws(counts: tuple[int, ...]) -> list[np.ndarray]:
-    """Bootstrap counts: how often each resample holds each batch, [RESAMPLES, count] for each count; equal at every call."""
+    """How often each bootstrap resample has each of n batches: [RESAMPLES, n] for each n in `counts`; the same at every call."""
     rng = np.random.default_rng(0)
     return [rng.multinomial(n, np.full(n, 1 / n), size=RESAMPLES).astype(np.float64) for n in counts]
 
 
 def interval(name: str, values: np.ndarray) -> dict[str, float]:
-    """Bootstrap interval of a statistic, `<name> low` to `<name> high`, its 2.5 % and 97.5 % quantiles over resamples.
+    """95 % bootstrap interval of a statistic, as `<name> low` and `<name> high`. values: the statistic in each resample.
 
     Both are NaN if more than 2.5 % of the values are: with two or three batches a resample often holds only one batch.
     """
@@ -76,7 +76,7 @@ def drowned(reference: Tensor) -> bool:
 
 
 def pairs(gram: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Mean of gram[k, l] over pairs k ≠ l, weighted by how often a resample holds both, [resamples]; NaN for a single batch."""
+    """Mean of gram[k, l] over k ≠ l, per resample. times[i, k]: how often resample i has batch k. NaN for a single batch."""
     total = ((times @ gram) * times).sum(1) - times**2 @ np.diagonal(gram)
     pairs = times.sum(1) ** 2 - (times**2).sum(1)
     return total / np.where(pairs > 0, pairs, np.nan)

@@ -1,4 +1,4 @@
-"""The gradient estimators that `faultline gradient` compares: losses x corrections, and corrections along their bounds."""
+"""The gradient estimators that `faultline gradient` compares: losses x corrections, and families of corrections by bound."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BOUNDS = (1.01, 1.05, 1.2, 1.5, 2.0, 4.0)
 
 
 class Method(NamedTuple):
-    """A gradient estimator: an objective with its name, family of thresholds and bound C (None for a named correction)."""
+    """A gradient estimator: an objective and its name. family, bound: family of corrections and bound C, None for a preset."""
 
     name: str
     objective: Objective
@@ -53,7 +53,7 @@ def methods(
     own: PluginConfig | None = None,
     along: tuple[Family, ...] = ALONG,
 ) -> list[Method]:
-    """List the estimators: the exact sequence weight, every loss with every correction, and pg at each bound of `along`.
+    """List the estimators: the exact sequence weight, every loss with every correction, and pg at each bound of families `along`.
 
     own: the loss of a run with its parameters. Other losses have the parameters of their config files. Raises UserError on a
     loss and a correction that count a ratio twice, and on an unknown name.

@@ -21,20 +21,20 @@ from faultline.tools.gradient.methods import EXACT
 from harness.files import output_folder, write_file
 
 NEAR = (0.015, 0.03)
-"""Shares of the width and height of the figure's data within which two points count as one."""
+"""Shares of the figure's width and height within which the points of two methods count as one."""
 SIDES = (((3, 3), "left", "bottom"), ((-3, 3), "right", "bottom"), ((3, -3), "left", "top"), ((-3, -3), "right", "top"))
-"""Places of a text beside its point: offset in typographic points, horizontal and vertical alignment."""
+"""Places of a label beside its point: offset in typographic points, horizontal and vertical alignment."""
 RING = HUES["nvfp4_w4a4"]
 """Colour of the ring around the method closest to the true gradient."""
 GAP = 2.0
-"""Free pixels around each text of the figure. A browser's font may be wider than the one measured."""
+"""Free pixels around each label of the figure, since a browser's font may be wider than the measured one."""
 RADIUS = 12.5
 """Radius of a point of the figure with its ring, in pixels."""
 SHOWN = ("cosine", "norm ratio", "bias", "sd", "rmse")
 
 
 def answer(table: pd.DataFrame) -> list[str]:
-    """Return sentences on the method closest to the true gradient, on the least biased one, and on its cost in variance."""
+    """Return sentences on the method with the smallest rmse, on the least biased method, and on its cost in variance."""
     named = table[table.family.isna() & (table.method != EXACT)]
     plain = named[named.method.str.endswith(" none")]
     best, least = _closest(table), named.iloc[int(np.nanargmin(named.bias))]
@@ -56,7 +56,7 @@ def answer(table: pd.DataFrame) -> list[str]:
 
 
 def _closest(table: pd.DataFrame) -> pd.Series:
-    """Return the row of the method with the smallest rmse. Methods of a family and the exact one are left out."""
+    """Return the row of the method with the smallest rmse. Families along bounds and the exact weight are left out."""
     named = table[table.family.isna() & (table.method != EXACT)]
     return named.iloc[int(np.nanargmin(named.rmse))]
 
@@ -79,7 +79,7 @@ def present(table: pd.DataFrame, title: str, note: str, out: Path) -> Path:
 
 
 def present_paired(table: pd.DataFrame, title: str, note: str, out: Path) -> Path:
-    """Print every method against no correction, the second row, and write paired.csv into `out`. Returns the path of the file."""
+    """Print each method's comparison with no correction, and write paired.csv into `out`. Returns the path of the file."""
     rows = [
         {
             "method": row["method"],
@@ -112,7 +112,7 @@ def _page(table: pd.DataFrame, title: str, note: str) -> str:
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Draw bias against standard deviation: a number for each method, and a line for each family of bounds."""
+    """Draw bias against standard deviation: a numbered point per method, and a line per family of corrections along its bound."""
     figure, ((axis,),) = subplots(1, 1, 6.0)
     values: list[Annotation] = []
     for i, (family, part) in enumerate(table.dropna(subset="family").groupby("family", sort=False)):
@@ -137,7 +137,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def together(table: pd.DataFrame) -> list[pd.DataFrame]:
-    """Return the methods that belong to no family, by ascending rmse, in groups whose points nearly coincide."""
+    """Return the rows of methods without a family, by ascending rmse, in groups whose points in the figure nearly coincide."""
     extent = table[["bias", "sd"]].max() - table[["bias", "sd"]].min()
     named = table[table.family.isna()].sort_values("rmse", kind="stable")
     groups: list[list[int]] = []
@@ -160,7 +160,7 @@ def _called(methods: Iterable[str]) -> str:
 
 
 def _spread_out(texts: Sequence[Annotation], points: np.ndarray) -> None:
-    """Put each text beside its point, clear of other texts and of `points` [n, 2] in pixels, or remove it."""
+    """Put each label beside its point, clear of other labels and of `points` [n, 2] in pixels. Remove it if nowhere is free."""
     kept = [Bbox.from_bounds(x, y, 0, 0).padded(RADIUS) for x, y in points]
     for text in texts:
         for place, across, up in SIDES:

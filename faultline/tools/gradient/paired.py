@@ -1,7 +1,7 @@
-"""Compare gradient methods with no correction on the same batches: their variance, and the batch size from which they pay.
+"""Compare gradient methods with no correction on the same batches: their variance, and the batch size from which they pay off.
 
 The shared batches cancel much of the noise. The exact sequence weight w = Π π_θ/μ stands for the true gradient: E_μ[w·f] =
-E_π[f] for an f of one response. With heavy weights, a mean is known to few digits.
+E_π[f] for a function f of one response. If the weights have a heavy tail, their mean is known to few digits.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from torch import Tensor
 from faultline.tools.gradient.estimate import draws, interval, pairs
 
 EQUAL = 1e-6
-"""Share of sd²(none) below which a difference of squares counts as rounding. Equal gradients may come from different sums."""
+"""Share of no correction's sd² below which a difference from it counts as rounding: equal gradients may differ by it."""
 
 
 class Paired:
-    """Inner products of the gradients [K, parameters] of a method, no correction and the exact sequence weight, on K batches."""
+    """Compares a method's gradients [K, parameters] on K batches with those of no correction and the exact sequence weight."""
 
     def __init__(self, gradients: Tensor, none: Tensor, exact: Tensor, responses: int):
         self.responses = responses
@@ -25,12 +25,12 @@ class Paired:
         )
 
     def statistics(self, times: np.ndarray) -> dict[str, np.ndarray]:
-        """Return sd ratio, bias and pays from by name, each [resamples]. Resample i holds batch k times[i, k] times.
+        """Return "sd ratio", "bias" and "pays from", each [resamples]. Resample i contains batch k times[i, k] times.
 
-        sd ratio: sd(method)/sd(none). bias: |E method − E exact|/sd(none), with the sd of one batch. pays from: the number of
-        responses n beyond which bias² + sd²·responses/n is below that of no correction, n = responses·(sd²(method) −
-        sd²(none)) / (bias²(none) − bias²(method)). It is 0 if the method pays in every batch. It is infinite if the method's
-        bias is larger; with a smaller sd, the method then pays in batches of up to n. It is NaN if the two are equal.
+        sd ratio: sd(method)/sd(none), where none is no correction. bias: |E method − E exact|/sd(none), with the sd of one batch.
+        pays from: the batch size n in responses beyond which the method's bias² + sd²·responses/n is below that of none,
+        n = responses·(sd²(method) − sd²(none)) / (bias²(none) − bias²(method)). It is 0 if the method is better in every batch,
+        NaN if both are equal, and infinite if the method's bias is larger; a smaller sd then pays off in batches of up to n.
         """
         of_none = _variance(self.none, times)
         bias = pairs(self.off, times)
@@ -44,7 +44,7 @@ class Paired:
             }
 
     def summary(self) -> dict[str, float]:
-        """Return the statistics of the data, with their bootstrap intervals (`estimate.interval`)."""
+        """Return the `statistics` of the batches by name, and their bootstrap intervals (`estimate.interval`)."""
         count = len(self.own)
         out = {name: float(value[0]) for name, value in self.statistics(np.ones((1, count))).items()}
         for name, values in self.statistics(*draws((count,))).items():
@@ -53,5 +53,5 @@ class Paired:
 
 
 def _variance(gram: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Variance of one batch's gradient, summed over parameters; NaN for a resample that holds only one batch."""
+    """Variance of a batch's gradient, summed over parameters, per resample (row of `times`); NaN if it has only one batch."""
     return times @ np.diagonal(gram) / times.sum(1) - pairs(gram, times)

@@ -16,9 +16,9 @@ from harness.train.routing.hooks import RoutingHooks
 
 
 class Below(NamedTuple):
-    """Results of the lower blocks and the head, computed once per batch and shared by all gradients of the upper blocks.
+    """Results of a network's lower blocks and head, computed once per batch and shared by all gradients of its upper blocks.
 
-    args, kwargs: inputs of the lowest upper block. score: [B, T', H], d_t = ∂ log π(y_t)/∂h_t of the last hidden state.
+    args, kwargs: inputs of the lowest upper block. score: d_t = ∂ log π(y_t)/∂h_t for the last hidden states h_t, [B, T', H].
     """
 
     args: tuple[Any, ...]
@@ -27,7 +27,7 @@ class Below(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Responses in the form that `GradientPolicy` reads. below: results of the blocks that take no gradient, None if all do."""
+    """Responses as `GradientPolicy` reads them. below: results of the blocks without a gradient, None if all blocks have one."""
 
     layout: Layout
     below: Below | None
@@ -36,7 +36,7 @@ class Rows(NamedTuple):
 class GradientPolicy:
     """Policy π_θ in fp32, and its gradient ∇ Σ c_t·log π_θ(y_t) with respect to its parameters.
 
-    layers: take only the parameters of the last `layers` blocks and of the norm after them; None: all. A log-probability
+    layers: use only parameters of the last `layers` blocks and of the norm behind them; None: all. A log-probability
     depends only on its last hidden state h_t, so ∇ Σ c_t·log π(y_t) = Σ (∂h_t/∂θ)ᵀ·c_t·d_t with d_t = ∂ log π(y_t)/∂h_t. Head
     and lower blocks are therefore computed once per batch.
     """
@@ -55,18 +55,18 @@ class GradientPolicy:
 
     @torch.no_grad()
     def load(self, weights: dict[str, Tensor]) -> None:
-        """Copy weights into the network, by their transformers names."""
+        """Copy weights into the network. weights: parameter's name in transformers -> tensor."""
         own = dict(self.model.named_parameters())
         for name, weight in weights.items():
             own[name].copy_(weight)
 
     def rows(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None) -> Rows:
-        """Convert responses [B, T] to prompts [B, P] to the form that `gradient` reads. replay: the engine's records."""
+        """Convert prompts [B, P] and responses `tokens` [B, T] for `gradient`. replay: records of the engine to replay."""
         layout = Layout.of(prompts, tokens, replay)
         return Rows(layout, self._below(layout) if self.blocks else None)
 
     def gradient(self, rows: Rows, c: Tensor) -> Tensor:
-        """Gradient ∇ Σ c·log π_θ of the rows, [parameters]. c: coefficients [B, T]."""
+        """Gradient ∇ Σ c·log π_θ over all tokens of the responses `rows`, [parameters]. c: coefficients of the tokens [B, T]."""
         layout, below = rows
         c = c[:, : layout.mask.shape[1]].float() * layout.mask
         if below is None:

@@ -28,7 +28,7 @@ from harness.train.parts import Parts
 
 
 class Drawn(NamedTuple):
-    """One sampled batch. rows: input of the network. replay: records of the engine to replay. batch: input of the methods."""
+    """A sampled batch. rows: input of the network. replay: records of the engine to replay. batch: input of the methods."""
 
     rows: Rows
     replay: Recorded | None
@@ -36,7 +36,7 @@ class Drawn(NamedTuple):
 
 
 class SampledGradients:
-    """Gradients in fp32 of the actor's policy at a checkpoint. prompts: number of training prompts per batch.
+    """Computes gradients in fp32 of the actor's policy at a checkpoint. prompts: number of training prompts per batch.
 
     seed: seed of the choice of prompts and of sampling. layers: number of upper blocks whose gradient is taken; None: all.
     Raises UserError on a run without the trainer's own policy as a sampler, and on a task with an environment.
@@ -62,7 +62,7 @@ class SampledGradients:
         self.policy.load({name: weight.detach().float().cpu() for name, weight in parts.actor.weights()})
 
     def compare(self, methods: list[Method], batches: int, reference: int) -> pd.DataFrame:
-        """Table with a row per method: `Grams.summary`, family and bound. Methods with equal coefficients are computed once.
+        """A row per method: `Grams.summary`, family of corrections and bound. Methods with equal coefficients are computed once.
 
         batches: number of frozen batches from the rollout engine. reference: number of batches of the trainer's own policy,
         whose policy gradient is the truth. Progress is printed every few seconds. Raises UserError if noise hides the
@@ -93,7 +93,7 @@ class SampledGradients:
         return pd.DataFrame(rows)
 
     def paired(self, methods: list[Method], batches: int) -> pd.DataFrame:
-        """Table with a row per method: `Paired.summary` on `batches` shared ones. It begins with the exact weight and none."""
+        """A row per method: `Paired.summary` on `batches` shared batches. The first two methods: exact weight, no correction."""
         progress = Progress(batches * len(methods))
         frozen = self._frozen(batches)
         responses = len(self.prompts) * self.config.rollout.group_size
@@ -120,7 +120,7 @@ class SampledGradients:
         return drawn
 
     def _gradients(self, batches: list[Drawn], parts: list[Tensor], progress: Progress, what: str) -> Tensor:
-        """Gradient ∇ Σ c·log π_θ of each batch, [batches, parameters]."""
+        """Gradient ∇ Σ c·log π_θ of each batch, [batches, parameters]. parts: coefficients c [B, T] of each batch."""
         rows = []
         for number, (drawn, c) in enumerate(zip(batches, parts, strict=True), 1):
             rows.append(self.policy.gradient(drawn.rows, c))
@@ -130,8 +130,8 @@ class SampledGradients:
     def _draw(self, engine: RolloutEngine, purpose: str, number: int) -> Drawn:
         """Draw a batch with the run's number of samples per prompt, kept in host memory.
 
-        Advantages follow the rules of the run, reward penalties included. π_old replays the experts and the support of the
-        engine as in the run. r2 has nothing to replay, because there is only one set of weights.
+        Advantages are computed by the run's settings, reward penalties included. π_old replays the engine's experts and support
+        as in the run. routing.replay=r2 has nothing to replay, because there is only one set of weights.
         """
         sampler, scorer = self.sampler, self.scorer
         prompts = self.prompts.repeat_interleave(self.config.rollout.group_size, dim=0)

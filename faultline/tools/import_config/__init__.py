@@ -17,10 +17,10 @@ from harness.files import output_folder, write_file
 from harness.yaml_file import read_yaml
 
 FORMATS: dict[str, Any] = {"SkyRL": skyrl, "verl": verl, "TRL": trl}
-"""Name of a program -> module that imports its configs. The first module that recognises the keys is taken.
+"""Name of a program -> module that imports its configs. The first module that recognises a config's keys imports it.
 
-Each module has `recognises(keys)`, `shorten(key)` and `translate(source, translation)`. `POLICY` of a module has the keys of
-the model and its data. `CORRECTION` is a pattern of the keys that belong to a correction."""
+Each module has `recognises(keys)`, `shorten(key)` and `translate(source, translation)`. A module's `POLICY` has the keys of
+the model and its data, and `CORRECTION` is a pattern of the keys that belong to a correction."""
 YAML = (".yaml", ".yml", ".json")
 """File suffixes of configs. Any other file is read as a shell recipe or as a list of overrides."""
 
@@ -30,8 +30,8 @@ def import_config(path: Path, *, ready: bool = False) -> str:
 
     path: YAML or JSON with nested or dotted keys, a YAML list of Hydra's overrides, or a shell script, which is not executed.
     ready: whether to include the model, the task and a name of the sweep. Raises UserError if the file cannot be read, its
-    format is unknown, or a value does not fit its key. A correction's key that is not translated, and a required model that is
-    missing, raise it too.
+    format is unknown, a value does not fit its key, a key of a correction is not translated, or the model is missing but
+    required by `ready`.
     """
     flat = flatten(_read(path))
     name = next((name for name, module in FORMATS.items() if module.recognises(flat)), None)
@@ -76,7 +76,7 @@ def launch(path: Path, folder: Path, overrides: Sequence[str] = ()) -> tuple[str
 
 
 def experiment_name(path: Path) -> str:
-    """Name of the experiment made from a file: the file's name, with - for characters that the name of an option may not have."""
+    """Name of the experiment made from a file: the file's name, with - for characters that Hydra's option names cannot have."""
     return re.sub(r"[^\w-]+", "-", path.stem).strip("-") or "imported"
 
 

@@ -35,7 +35,7 @@ def of_skyrl(source: Source, out: Translation) -> None:
 
 
 def operate(source: Source, out: Translation, program: str, numbers: Mapping[str, str]) -> None:
-    """Translate intervals, checkpoints, W&B's project, AdamW's betas, recomputation, and the pretrained model."""
+    """Translate intervals, checkpoints, W&B's project, AdamW's betas, recomputation, model. numbers: their key -> key here."""
     for theirs, ours in numbers.items():
         value, least = source.number(theirs), 2 if ours == "checkpoint.keep" else 1
         if value is not None and value >= least:
@@ -53,14 +53,14 @@ def operate(source: Source, out: Translation, program: str, numbers: Mapping[str
 
 
 def engine(source: Source, out: Translation, name: str, parallel: str) -> None:
-    """Translate the rollout engine, and vLLM's tensor parallelism; that of another engine is reported as not translated."""
+    """Translate the rollout engine (key `name`) and, for vLLM alone, its tensor parallelism (key `parallel`)."""
     out.choose("rollout/engine", source, name, {"vllm": "vllm"})
     if "rollout/engine" in out.options:
         out.set("rollout.engine.tensor_parallel", source.number(parallel))
 
 
 def of_verl(source: Source, out: Translation) -> None:
-    """Translate verl's operating keys: the rollout engine and its sleep, micro-batches by tokens, and the replay of routers."""
+    """Translate verl's operating keys: rollout engine and its sleep mode, micro-batches by tokens, and replay of the router."""
     engine(source, out, "rollout.name", "rollout.tensor_model_parallel_size")
     if "rollout/engine" in out.options and source.has("rollout.free_cache_engine"):
         out.set("rollout.engine.sleep", source.flag("rollout.free_cache_engine"))

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 from harness.errors import UserError
 
 LARGEST_SCRIPT = 2**16
-"""Maximum size of a script in bytes. The longest recipe of verl has a quarter of it."""
+"""Maximum size of a script in bytes. The longest recipe of verl is a quarter of this size."""
 LARGEST_VALUE = 2**16
-"""Maximum number of characters in a variable. Without this limit a script could double a variable a thousand times."""
+"""Maximum number of characters in a script's variable, since a script could double a variable a thousand times."""
 DEEPEST = 100
-"""Maximum depth of nested branches and loops."""
+"""Maximum depth of nested branches and loops in a script."""
 LONGEST_SUM = 200
-"""Maximum number of characters in an arithmetic expression."""
+"""Maximum number of characters in a script's arithmetic expression."""
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.S)
 OVERRIDE = re.compile(r"(?:\+\+?|~)?[A-Za-z_][\w@/-]*(?:\.[\w@/-]+)+=|(?:\+\+?|~)[A-Za-z_][\w@/-]*=|~[A-Za-z_][\w@/.-]*$")
@@ -45,7 +45,7 @@ OPERATIONS: dict[type, Callable[[int, int], int]] = {
 
 
 class Statement(NamedTuple):
-    """A simple shell command as written, in words.
+    """A simple shell command, split into words as written.
 
     certain: whether it stands outside every branch, loop, function and subshell.
     """
@@ -82,7 +82,7 @@ def read_script(path: Path, text: str) -> dict[str, Any]:
 def parse_overrides(path: Path, overrides: list[str]) -> dict[str, Any]:
     """Read key -> value from Hydra overrides. The last of equal keys wins, and ~key removes a key.
 
-    path: named in errors. A value outside Hydra's grammar stays a text. Raises UserError on a sweep.
+    path: named in errors. A value outside Hydra's grammar stays a string. Raises UserError on an override with several values.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -104,7 +104,7 @@ def parse_overrides(path: Path, overrides: list[str]) -> dict[str, Any]:
 
 
 class _Script:
-    """State of a script while it is read: its variables, and its commands with overrides.
+    """State of a shell script while it is read: its variables, and its commands with overrides.
 
     A command is (whether a program precedes the overrides, the overrides). A variable whose value is unknown has the value
     None.
@@ -142,11 +142,11 @@ class _Script:
         self.variables[name] = value if certain else None
 
     def text(self, raw: str) -> str:
-        """Expand a word of an assignment into one text, without splitting it."""
+        """Expand the right side of an assignment, as written, into one string without splitting it."""
         return " ".join(self.fields(raw, quoted=True))
 
     def fields(self, raw: str, quoted: bool = False) -> list[str]:
-        """Expand a word as written into the words that the shell makes of it."""
+        """Expand a word as written into the words that the shell makes of it. quoted: the word stands in double quotes."""
         out: list[str] = []
         current: str | None = None
         i = 0
@@ -177,7 +177,7 @@ class _Script:
         return out if current is None else [*out, current]
 
     def _quoted(self, text: str) -> list[str]:
-        """Expand text in double quotes into its fields: one, or one per element of an array."""
+        """Expand text in double quotes into the shell's words: one word, or one per element of an array."""
         out = [""]
         i = 0
         while i < len(text):
@@ -241,7 +241,7 @@ def _evaluate(node: ast.expr) -> int:
 
 
 def _end(text: str, start: int) -> int:
-    """Index after the quoted part, expansion or character that begins at `start`. Raises IndexError if it does not end."""
+    """Index behind the quoted part, expansion or character that begins at `start`. Raises IndexError if it does not end."""
     first, i = text[start], start + 1
     if first == "\\":
         return min(start + 2, len(text))
@@ -266,7 +266,7 @@ def _end(text: str, start: int) -> int:
 
 
 def _brackets(text: str, start: int) -> int:
-    """Index after the bracket that closes the one at `start`."""
+    """Index behind the bracket that closes the bracket at `start`."""
     i = start + 1
     while text[i] != ")":
         i = _brackets(text, i) if text[i] == "(" else _end(text, i)
@@ -357,10 +357,10 @@ def _commands(text: str) -> Iterator[tuple[list[str], bool]]:
 
 
 def _without_comments(text: str, start: int) -> str:
-    """Replace the comments of `text` from `start` on by blanks, because an apostrophe in a comment opens no quote."""
+    """Replace the comments of `text` from `start` on with blanks, because an apostrophe in a comment opens no quote."""
     return text[:start] + re.sub(r"(?m)(?<=[\s(])#[^\n]*", lambda match: " " * len(match[0]), text[start:])
 
 
 def _words(text: str) -> list[str]:
-    """Split an array as written into its words, across lines and comments."""
+    """Split a shell array, as written between its brackets, into its words, across lines and comments."""
     return [word for words, _ in _commands(_without_comments(text, 0)) for word in words]

@@ -1,4 +1,4 @@
-"""Import of SkyRL configs, from the version with use_tis to version 0.3.0: trainer.algorithm with off_policy_correction."""
+"""Import of SkyRL configs, from the version with use_tis to version 0.3.0 with trainer.algorithm.off_policy_correction."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _weight(source: Source, out: Translation) -> None:
 
 
 def _masks(source: Source, out: Translation) -> None:
-    """Translate SkyRL's token mask, outlier bounds and sequence mask. They read π_old/μ and keep the original denominator."""
+    """Translate SkyRL's token mask, outlier bounds and sequence mask. They bound π_old/μ, with denominator=original."""
     low, high = source.number("token_mask_is_threshold_low"), source.number("token_mask_is_threshold_high")
     if low is not None and high is not None:
         out.filter(f"token_mask_is_threshold {low} to {high}", "token", "token", "ratio", low, high)

@@ -1,4 +1,4 @@
-"""The keys of an imported config, each translated or reported, and the experiment file that is built from them."""
+"""The keys of another program's config, each translated or reported, and the experiment file that is built from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.errors import UserError, printable
 
 LIST_IN_TEXT = re.compile(r"""\[\s*['"]?([^'",\]]+?)['"]?\s*(?:,.*)?\]""", re.S)
 UNREACHED = 4.85e8
-"""Bound e²⁰, above every ratio that is computed, so that truncation at this bound has no effect."""
+"""Bound about e²⁰, above every ratio that a correction computes, so that truncation at this bound has no effect."""
 UNREACHED_OFFSET = 4.86e8
 """Offset from 1 that no ratio exceeds. It replaces ∞, which a config cannot contain."""
 
@@ -23,7 +23,7 @@ MOST_ROUNDS = 1000
 
 
 class Source:
-    """The keys of an imported config, under short names. `left` lists the keys that no importer has taken."""
+    """The keys and values of another program's config, under short names. `left` lists the keys that no importer has taken."""
 
     def __init__(self, flat: dict[str, Any], shorten: Callable[[str], str]):
         self._values: dict[str, tuple[str, Any]] = {}
@@ -35,19 +35,19 @@ class Source:
         self._taken: set[str] = set()
 
     def has(self, *names: str) -> bool:
-        """Whether one of the names has a value other than null; false counts as a value."""
+        """Whether one of the keys `names` has a value other than null; false counts as a value."""
         return any(self._values.get(name, ("", None))[1] is not None for name in names)
 
     def given(self, name: str) -> bool:
-        """Whether the config has this name, even with the value null."""
+        """Whether the config has the key `name`, even with the value null."""
         return name in self._values
 
     def resolved(self, name: str) -> bool:
-        """Whether the name has a value other than null, without a variable that only an execution would show."""
+        """Whether the key `name` has a value other than null, without a ${variable} that only an execution would resolve."""
         return self.has(name) and "${" not in str(self._values[name][1])
 
     def take(self, *names: str, default: Any = None) -> Any:
-        """Return the value of the first of `names` that is set, else `default`. Raises UserError on a list or interpolation."""
+        """Return the value of the first key of `names` that is set, else `default`. Raises UserError on a list or ${variable}."""
         self._taken.update(names)
         value = next((self._values[name][1] for name in names if self.has(name)), default)
         if isinstance(value, list | dict):
@@ -61,12 +61,12 @@ class Source:
     @overload
     def number(self, *names: str, default: None = None) -> float | None: ...
     def number(self, *names: str, default: float | None = None) -> float | None:
-        """Take the value of the first of `names` that is set, as a number. Raises UserError naming the key of any other value."""
+        """Take the value of the first key of `names` that is set, as a number. Raises UserError on a value that is no number."""
         value = self.take(*names, default=default)
         return None if value is None else as_number(self.key(*names), value)
 
     def text(self, name: str) -> str | None:
-        """Take a value as text; None if it is not set. From a list, which SkyRL and verl allow, take the first text."""
+        """Take the value of `name` as a string; None if it is not set. From a list, as SkyRL and verl allow, take the first."""
         value = self._values.get(name, ("", None))[1]
         if isinstance(value, str) and (listed := LIST_IN_TEXT.fullmatch(value)):
             value = [listed[1]]
@@ -76,7 +76,7 @@ class Source:
         return None if value is None else str(value)
 
     def numbers(self, name: str) -> list[float] | None:
-        """Take a list of numbers; None if the value is no list. Raises UserError on an entry that is no number."""
+        """Take the value of `name` as a list of numbers; None if it is no list. Raises UserError on any other entry."""
         value = self._values.get(name, ("", None))[1]
         if not isinstance(value, list):
             return None
@@ -84,23 +84,23 @@ class Source:
         return [float(as_number(self.key(name), one)) for one in value]
 
     def flag(self, *names: str, default: bool = False) -> bool:
-        """Take the value of the first of `names` that is set, as true or false. Raises UserError on any other value."""
+        """Take the value of the first key of `names` that is set, as true or false. Raises UserError on any other value."""
         value = self.take(*names, default=default)
         if not isinstance(value, bool):
             raise UserError(f"{self.key(*names)}={value!r}: must be true or false")
         return value
 
     def key(self, *names: str) -> str:
-        """Full key, as spelled in the file, of the first of `names` that the file has."""
+        """Full key, as spelled in the config, of the first of the short `names` that the config has."""
         return next((self._values[name][0] for name in names if name in self._values), names[0])
 
     def expand(self, values: Mapping[str, Any]) -> None:
-        """Set the keys that a preset stands for. A key in the file itself takes precedence."""
+        """Set the keys `values` that a preset stands for. A key in the config itself takes precedence."""
         for name, value in values.items():
             self._values.setdefault(name, (name, value))
 
     def left(self) -> list[str]:
-        """List as key=value every key that is set but that no importer has taken."""
+        """List, as key=value, every key that has a value and was not taken by an importer."""
         kept = (self._values[short] for short in self._values if short not in self._taken)
         return [f"{key}={value}" for key, value in kept if value is not None]
 
@@ -151,12 +151,12 @@ class Translation:
         place[last] = value
 
     def rename(self, source: Source, names: Mapping[str, str]) -> None:
-        """Set the keys here that have the value of another program's number: names maps their key to ours."""
+        """Copy numbers from the other program's config to the experiment file. names: its key -> key here."""
         for theirs, ours in names.items():
             self.set(ours, source.number(theirs))
 
     def minibatches(self, source: Source, size: str, prompts: str) -> None:
-        """Set actor.num_minibatches. size, prompts: another program's keys for the prompts of a mini-batch and of a step."""
+        """Set actor.num_minibatches. size, prompts: the other program's keys for the prompts per mini-batch and per step."""
         number, of = source.number(size), self.values.get("rollout", {}).get("prompts")
         if number and of:
             self.set("actor.num_minibatches", math.ceil(of / number))
@@ -164,7 +164,7 @@ class Translation:
             self.lost.append(f"{source.key(size)}={number}: actor.num_minibatches is {prompts} over it, which is not set")
 
     def epochs(self, source: Source, epochs: str, steps: str) -> None:
-        """Warn if the run may differ in length from the other program's, which counts epochs or sets no length."""
+        """Warn if the run may differ in length from the other program's. epochs, steps: its keys for the length of a run."""
         value = source.take(epochs)
         if "steps" in self.values:
             if value is not None:
@@ -194,13 +194,13 @@ class Translation:
         self.set("task.answer_length", source.number(keys.response))
 
     def sampling(self, source: Source, top_p: str, top_k: str) -> None:
-        """Set top-p and top-k sampling. A top k of −1 in other programs becomes 0 here: all tokens."""
+        """Set top-p and top-k sampling. top_p, top_k: the other program's keys. Its top k of −1 becomes 0 here: all tokens."""
         k = source.number(top_k)
         self.set("rollout.top_p", source.number(top_p))
         self.set("rollout.top_k", None if k is None else max(k, 0))
 
     def choose(self, group: str, source: Source, key: str, options: Mapping[Any, str]) -> None:
-        """Choose the option of a config group for the value of `key`; an unknown value is added to `lost`."""
+        """Choose the option of the config group `group` for the value of `key`. options: value -> option. Others go to `lost`."""
         value = source.take(key)
         if value in options:
             self.options[group] = options[value]
@@ -223,7 +223,7 @@ class Translation:
             self.notes.append(f"{source}: the mean gradient of k1 as a loss is 0; it pulls towards no reference")
 
     def kl_in_reward(self, kind: str, coef: float, source: str, target: float | None, horizon: float | None) -> None:
-        """Subtract a KL penalty from the reward. kind: estimator. target, horizon: settings of an adaptive coefficient."""
+        """Subtract a KL penalty from the reward. kind: the KL estimator. target, horizon: settings of an adaptive coefficient."""
         value = kind.removesuffix("+")
         if "kl" in self.options:
             self.lost.append(f"{source}: a run has one KL, and this config has one in its loss too")
@@ -236,7 +236,7 @@ class Translation:
                 self.notes.append(f"{source}: theirs gives a token the penalties still to come, this that of its whole response")
 
     def entropy(self, coef: float | None, source: str, reduction: str | None = None) -> None:
-        """Add an entropy bonus. reduction: the other program's, if it may differ from that of the loss."""
+        """Add an entropy bonus. reduction: how the other program reduces the entropy, if it may differ from the loss."""
         if coef is None or coef == 0:
             return
         if coef < 0:
@@ -247,7 +247,7 @@ class Translation:
             self.notes.append(f"{source}: theirs is the {reduction} of the entropy, this is reduced as the loss is")
 
     def schedule(self, name: object, source: str, warmup: float, min_ratio: float | None = None) -> None:
-        """Set the learning-rate schedule, named as in transformers. warmup: optimizer steps. min_ratio: last rate of a cosine."""
+        """Set the learning-rate schedule, by its name in transformers. warmup: steps. min_ratio: a cosine ends at this share."""
         name = "constant" if name == "constant_with_warmup" else name
         if name not in ("constant", "linear", "cosine", "inverse_sqrt"):
             self.lost.append(f"{source}={name}: no such schedule here")
@@ -266,7 +266,7 @@ class Translation:
         self.notes.append(f"{source}: theirs ends with an error at its limit, this fills up with groups of equal rewards")
 
     def weigh(self, source: str, level: str, action: str, lower: float | None, upper: float | None, apply: bool = True) -> None:
-        """Set the importance weight; bounds of 0 and ∞ become no bound. Raises UserError if no weight here is equivalent."""
+        """Set the importance weight. Bounds of 0 and ∞ become no bound. Raises UserError if no weight here is equivalent."""
         lower = lower or None
         if lower is None and (action == "clip" or upper == math.inf):
             action = "truncate"
@@ -281,7 +281,7 @@ class Translation:
     def filter(
         self, source: str, name: str, level: str, statistic: str, lower: float | None, upper: float | None, when: str = "all"
     ) -> None:
-        """Add a filter. Bounds of 0 and ∞ on a ratio become none. Raises UserError if no filter is equivalent."""
+        """Add a filter. Bounds of 0 and ∞ on a ratio become no bound. Raises UserError if no filter here is equivalent."""
         if statistic == "ratio":
             lower, upper = lower or None, None if upper == math.inf else upper
         settings: dict[str, Any] = {"level": level, "statistic": statistic, "lower": lower, "upper": upper, "when": when}
@@ -317,7 +317,7 @@ def unusable(setting: str, reason: str) -> NoReturn:
 
 
 def as_number(key: str, value: Any) -> float:
-    """Convert `value`, a number or a text such as 1e-4, to a number. Raises UserError naming `key` on any other value."""
+    """Convert a config's value to a number. Raises UserError with its `key` unless it is a number or text such as "1e-4"."""
     try:
         if isinstance(value, bool) or "_" in str(value):  # Python reads 1_2 as 12
             raise ValueError

@@ -19,7 +19,7 @@ REDUCTIONS = {
     "luspo": "seq_mean_token_mean",
     "dr_grpo": "seq_mean_token_sum_norm",
 }
-"""TRL's loss_type -> reduction of this project. dapo, bnpo, cispo and vespo are not listed; they take the mean over tokens."""
+"""TRL's loss_type -> reduction of the loss here. dapo, bnpo, cispo and vespo are not listed; they take the mean over tokens."""
 LOSSES = ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")
 SCALES = {True: "grpo", "group": "grpo", False: "dr_grpo", "none": "dr_grpo", "batch": "grpo_batch_std", "mean": "maxrl"}
 RENAMED = {

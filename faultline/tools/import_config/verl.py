@@ -29,7 +29,7 @@ ADVANTAGES = {
     **{"reinforce_plus_plus": "reinforce_pp", "reinforce_plus_plus_baseline": "reinforce_pp_baseline", "opo": "opo"},
 }
 ALONE = {**dict.fromkeys((*GRPO, "rloo", "opo"), "reinforce"), "reinforce_plus_plus_baseline": "reinforce_pp"}
-"""verl's estimator -> estimator of this project if a prompt has only one response, for which verl takes a baseline of 0."""
+"""verl's advantage estimator -> estimator here for one response per prompt, for which verl's baseline is 0."""
 REDUCTIONS = {mode.replace("_", "-"): mode for mode in spec.REDUCTIONS if mode != "prompt_mean"}
 RENAMED = {
     "rollout.n": "rollout.group_size",
@@ -45,7 +45,7 @@ RENAMED = {
 POLICY = PolicyKeys("model.path", "data.train_files", "data.max_prompt_length", "data.max_response_length")
 KWARGS = "reward_kwargs.overlong_buffer_cfg"
 OVERLONG = ("reward_model.overlong_buffer", f"reward_model.{KWARGS}", f"reward.{KWARGS}")
-"""Keys under which the versions of verl have the settings of DAPO's length penalty."""
+"""Keys under which versions of verl have the settings of DAPO's penalty on overlong responses."""
 
 
 def recognises(keys: Mapping[str, Any]) -> bool:
@@ -199,7 +199,7 @@ def _rejection(source: Source, out: Translation) -> None:
 
 
 def _october_2025(source: Source, out: Translation, applied: bool) -> None:
-    """Translate verl's correction of October 2025. A threshold switches it on; the veto was 1e-4 if not set, off with null."""
+    """Translate verl's correction of October 2025. A threshold enables it. The veto was 1e-4 by default, off with null."""
     level, mode = source.take("rollout_is_level", default="token"), source.take("rollout_is_mode", default="truncate")
     upper = source.number("rollout_is_threshold")
     lower = source.number("rollout_is_threshold_lower")
@@ -257,9 +257,9 @@ def _reduction(source: Source, out: Translation) -> None:
 
 
 def _responses(out: Translation) -> None:
-    """Set the denominator of the loss: verl divides a mean over responses by all responses, and a token mean by kept tokens.
+    """Set the denominator of the loss. verl divides a mean over responses by all responses, and a token mean by the kept tokens.
 
-    denominator=original is equal where filters keep or drop whole responses, and the loss treats responses separately.
+    denominator=original is equivalent if filters keep or drop whole responses and the loss treats responses separately.
     """
     if out.denominator != "kept" or not out.reject or not out.options["reduce"].startswith("seq_mean"):
         return

@@ -1,4 +1,4 @@
-"""Proposed bounds of corrections: one per family, with an interval over resampled prompts and a verdict on its support."""
+"""Proposed bounds of corrections: one per family, with an interval over resampled prompts and a verdict on it."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ ADVISED = (
 )
 RESAMPLES = 200
 GROUPS = 1000
-"""Number of groups of prompts. A group is resampled as a whole, so resampling takes no longer for a larger dump."""
+"""Number of groups into which a dump's prompts are divided. Groups are resampled whole, so a larger dump takes no longer."""
 HEAVY = 0.7
-"""Pareto k above which mean and ESS of untruncated importance weights cannot be estimated, arXiv 1507.02646 section 3.2.1."""
+"""Pareto k above which the mean and ESS of untruncated importance weights cannot be estimated (arXiv 1507.02646, 3.2.1)."""
 FEWEST = 10
 """Minimum number of responses beyond a proposed bound. With fewer, a single response moves the quantile too much."""
 NULL_RATE = 1e-3
 """Maximum share of the tokens of the null, a dump of the control, that a proposed filter may reject."""
 DOUBTS = ("not to be trusted", "dump too small")
-"""First words of verdicts on doubtful bounds, which a dump gives but does not support."""
+"""First words of the verdict on a proposed bound that the dump's data do not support."""
 
 
 class Target(NamedTuple):
-    """Target of proposed bounds. kept: share of tokens that a filter must keep. ess: ESS that a truncated weight must have."""
+    """Target for proposed bounds. kept: share of tokens that a filter must keep. ess: ESS that a truncated weight must have."""
 
     kept: float
     ess: float
 
 
 class Advice(NamedTuple):
-    """Proposed bounds of a dump.
+    """Bounds of corrections proposed for a dump.
 
-    bounds: a row per family.
+    bounds: a row per family of corrections.
     intervals: metric of the mismatch -> its 95 % interval, from `MismatchSums.intervals`; empty for a single sample.
-    samples: number of samples that were resampled.
+    samples: number of samples (prompts or responses) that were resampled.
     by_prompt: whether a sample is a prompt with all its responses. In a dump without a column `group`, it is one response.
     """
 
@@ -59,16 +59,16 @@ class Advice(NamedTuple):
 
 
 class _Entries(NamedTuple):
-    """Sums per group of samples and bin of the statistic. Bin k holds the units inside of bound k but outside of bound k − 1."""
+    """Sums over a family's units, an entry per group of samples and bin. Bin k has the units inside bound k, not k − 1."""
 
     group: np.ndarray
     bin: np.ndarray
     sums: np.ndarray
-    """Sums [3, entries]: number of tokens, and for weights Σ n·ρ and Σ n·ρ², with n tokens per unit."""
+    """Sums [3, entries] over units: Σ n, and for weights Σ n·ρ and Σ n·ρ². A unit has n tokens and the ratio ρ = π_old/μ."""
 
 
 class Advisor:
-    """Collects the batches of a dump, then proposes bounds. One number per token and a few per response are kept in memory.
+    """Collects a dump's batches, then proposes bounds of corrections. One number per token and a few per response stay in memory.
 
     A sample is a prompt of a step with all its responses, which share their mismatch; a response if the dump names no prompts.
     Sample i belongs to group i modulo GROUPS.
@@ -105,9 +105,11 @@ class Advisor:
         self.logs["sequence"].append(tokens.in_responses.sum(tokens.l)[present])
 
     def propose(self, null: Thresholds | None = None, seed: int = 0) -> Advice:
-        """Propose a bound for each family, with its 95 % interval and a verdict. null: thresholds of a dump of the control.
+        """Propose a bound for each family of corrections, with its 95 % interval and a verdict.
 
-        seed: seed of the resampling.
+        null: thresholds of a control's dump.
+
+        seed: fixes the resampling.
         """
         rng = np.random.default_rng(seed)
         groups = min(self.samples, GROUPS)
@@ -152,7 +154,9 @@ class Advisor:
         return _merged(_Entries(*(np.concatenate([part[i] for part in parts], axis=-1) for i in range(3))))
 
     def _place(self, family: Family, sums: np.ndarray, floor: int) -> int | None:
-        """Index of the proposed bound in DEFAULT; None if no bound is needed, or none reaches the target."""
+        """Index in DEFAULT of the bound to propose; None if none is needed or none reaches the target.
+
+        floor: least index of a filter."""
         curve = _curve(family, sums)
         if self._unneeded(family, curve):
             return None
@@ -163,7 +167,7 @@ class Advisor:
         return max(int(good[0]), floor) if len(good) else None
 
     def _unneeded(self, family: Family, curve: _Curve) -> str:
-        """Reason why no bound is needed, "" if one is: the ESS is reached without, or the smallest bound keeps the share."""
+        """Reason why the family needs no bound, else "": the ESS target is met without one, or the least keeps enough tokens."""
         if family.action == "truncate":
             return f"ESS {curve.ess[-1]:.3f} without" if curve.ess[-1] >= self.target.ess else ""
         return f"the smallest keeps {curve.kept[0]:.2%} of the tokens" if curve.kept[0] >= self.target.kept else ""
@@ -175,7 +179,7 @@ class _Curve(NamedTuple):
 
 
 def _merged(entries: _Entries) -> _Entries:
-    """Merge entries of equal group and bin into one, by adding their sums."""
+    """Merge the entries that have the same group and bin into one, by adding their sums."""
     key = entries.group.astype(np.int64) * (len(DEFAULT) + 1) + entries.bin
     unique, inverse = np.unique(key, return_inverse=True)
     group, bins = np.divmod(unique, len(DEFAULT) + 1)
@@ -183,13 +187,13 @@ def _merged(entries: _Entries) -> _Entries:
 
 
 def _binned(entries: _Entries, draw: np.ndarray | None) -> np.ndarray:
-    """Sums per bin, [3, bins], over all samples, or over a resample that holds group i draw[i] times."""
+    """Sums of the entries per bin, [3, bins]: over all samples, or over a resample that contains group i draw[i] times."""
     times = 1.0 if draw is None else draw[entries.group].astype(np.float64)
     return np.stack([np.bincount(entries.bin, weights=times * part, minlength=len(DEFAULT) + 1) for part in entries.sums])
 
 
 def _curve(family: Family, sums: np.ndarray) -> _Curve:
-    """Share of tokens kept and ESS at each bound of a family, from the sums per bin [3, bins]."""
+    """Share of tokens kept and ESS at each bound of DEFAULT for a family of corrections. sums: per bin, [3, bins]."""
     inside = np.cumsum(sums, axis=1)[:, :-1]
     tokens = sums[0].sum()
     if family.action == "truncate":
@@ -203,7 +207,7 @@ def _curve(family: Family, sums: np.ndarray) -> _Curve:
 
 
 def _null_floor(family: Family, null: Thresholds | None) -> int:
-    """Index of the first bound at which the family rejects at most NULL_RATE of the tokens of the null; 0 without a null."""
+    """Index of the first bound at which a filter family rejects at most NULL_RATE of a control's tokens; 0 without `null`."""
     if null is None or family.action == "truncate":
         return 0
     good = np.flatnonzero(null.metrics(null.sums[family])["kept_tokens"] >= 1 - NULL_RATE)
@@ -211,12 +215,12 @@ def _null_floor(family: Family, null: Thresholds | None) -> int:
 
 
 def _verdict(unneeded: str, place: int | None, beyond: int, tail: float, bounded: float) -> str:
-    """Verdict on a proposed bound, the first one that applies.
+    """Verdict in words on a proposed bound, the first that applies. place: index of the bound, or None.
 
-    beyond: number of responses beyond the bound. tail: Pareto k of the weights whose ESS chose the bound, NaN if a share kept
-    chose it.
-    bounded: share of the resamples with a bound. If no bound is needed, the tail does not matter, because the dump shows the
-    ESS of batches of its size. A bound has the bias E[ρ] − E[min(ρ, C)]; with a tail above HEAVY no feasible sample shows it.
+    unneeded: why no bound is needed. beyond: number of responses beyond the bound. tail: Pareto k of the weights whose ESS chose
+    the bound, NaN for a filter. bounded: share of the resamples that have a bound. If no bound is needed, the tail is irrelevant:
+    the dump shows the ESS of batches of its size. A bound C has the bias E[ρ] − E[min(ρ, C)] with ρ = π_old/μ; with a tail above
+    HEAVY no feasible sample shows it.
     """
     if unneeded:
         return f"enough without a bound: {unneeded}"

@@ -29,13 +29,13 @@ Parts = dict[str, list[Rows]]
 
 @dataclass
 class Replayed:
-    """Sums and tables of a replayed dump.
+    """Results of one pass over a dump: its mismatch, and the effects of corrections.
 
     batches, responses, tokens: numbers in the dump. bad: rows left out. fills: tokens whose log-probability is a fill value.
     mismatch: metrics of the uncorrected ratio.
-    corrections: a row per correction. profiles: a row per correction and bin. skipped: correction -> why it was not replayed.
-    groups: lists of the corrections that are equal on a dump. thresholds: sums of every family. versions: a row per age of the
-    weights that sampled a token.
+    corrections: a row per correction. profiles: a row per correction and bin of positions or lengths. skipped: correction -> why
+    it was not replayed. groups: lists of corrections with the same effect on a dump. thresholds: sums of every family of
+    corrections. versions: a row per age of the weights that sampled a token.
     """
 
     batches: int
@@ -59,7 +59,7 @@ class _Sums:
     skipped: dict[str, str] = field(default_factory=dict)
 
     def add(self, batch: Batch, specs: dict[str, Correction]) -> None:
-        """Add some responses of a batch, and correct them by `specs` without the rest of the batch."""
+        """Correct the responses of `batch` by each of `specs`, and add their effects to the sums by name of the correction."""
         for name, spec in specs.items():
             corrected = correct(batch, spec)
             self.rows.setdefault(name, []).append(effect_rows(batch, corrected))
@@ -67,10 +67,10 @@ class _Sums:
 
 
 def alike(specs: dict[str, Correction]) -> list[list[str]]:
-    """Lists of the corrections that have one effect on a dump, in their order.
+    """Group the names of corrections that have the same effect on any dump, in their order.
 
-    Their weights, filters and normalisation are equal. `ratio` does not count, since π_θ is π_old on a dump, nor does
-    `denominator`, which the effective weights do not depend on.
+    Those of a group have equal weights, filters and normalisation. `ratio` does not count, since π_θ is π_old on a dump, nor does
+    `denominator`, because effective weights do not depend on it.
     """
     groups: list[tuple[tuple, list[str]]] = []
     for name, spec in specs.items():
@@ -85,10 +85,10 @@ def alike(specs: dict[str, Correction]) -> list[list[str]]:
 def collect(
     dump: Dump, specs: dict[str, Correction], advisor: Advisor | None = None, evidence: Evidence | None = None
 ) -> Replayed:
-    """Read `dump` once, a batch at a time, in blocks of responses of similar length. Returns its sums and tables.
+    """Replay `specs` (name -> correction) on a dump, which is read once, by batches, in blocks of responses of similar length.
 
-    Statistics cover all responses of the dump. normalize=batch and plug-ins see each training batch as a whole. Corrections that
-    are alike are computed once.
+    Statistics cover all responses of the dump. Corrections with normalize=batch and plug-ins see each training batch as a whole.
+    Corrections that are alike are computed once.
 
     advisor, evidence: collectors that receive the same batches. Raises UserError if no correction can be replayed, or if the
     dump takes more memory than there is room for.
@@ -150,7 +150,10 @@ def _collect(dump: Dump, specs: dict[str, Correction], advisor: Advisor | None, 
 
 
 def _profile(name: str, sums: Tensor) -> pd.DataFrame:
-    """Table of a correction's mean effective weight by position and by length. upto: last position or length of the bin."""
+    """Table of a correction's mean effective weight, a row per bin of token positions and of response lengths. upto: bin's last.
+
+    sums: from `profile_sums`.
+    """
     frames = []
     for by, (weight, tokens) in {"position": sums[:2], "length": sums[2:]}.items():
         here = tokens > 0

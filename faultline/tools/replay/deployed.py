@@ -17,14 +17,16 @@ WORDS = {
     "mask": "mask sequences above 2",
     "geometric": "reject by the geometric mean, and mask tokens above 2",
 }
-"""Arm of the study -> the arm in words."""
+"""Arm (correction) of the study of the verdict -> the correction in words."""
 UNTESTED = "This rule has not been tested out of sample."
 
 
 def answers(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], policies: Sequence[str]) -> list[Deployed]:
-    """The answer for each policy. frozen: `faultline.records.verdict`, without a chosen rule before its test.
+    """The replay's answer for each deployed policy of `policies`.
 
-    No arm is named where the log-probabilities are not consistent.
+    frozen: `records.verdict`; a policy without tested rule gets none.
+
+    lasting: persistence of the mismatch. No correction is named if the dump's log-probabilities are not consistent.
     """
     return [_answer(verdict, lasting, frozen.get(policy, {}), policy) for policy in policies]
 
@@ -50,7 +52,7 @@ def _answer(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], polic
 
 
 def _measured(frozen: Mapping[str, Any], name: str) -> str:
-    """A sentence with what the study measured for the rule `name`, in shares of the control's gain."""
+    """A sentence with the study's scores of the rule `name`, as shares of the control's gain. frozen: the policy's rules."""
     own, none = frozen["scores"][name], frozen["scores"]["always none"]
     return (
         f"In {frozen['regimes']} held-out regimes: {none['mean'] - own['mean']:+.0%} of the control's gain against none, "

@@ -1,4 +1,4 @@
-"""Effect of one correction on dumped batches. Its effective weight g is the weight on kept tokens and 0 on others."""
+"""Effect of a correction on dumped batches. Its effective weight g is a token's weight if the token is kept, else 0."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WHOLE = 2**28
 
 
 def padded(responses: DumpedResponses) -> Batch:
-    """Convert flat responses to a padded batch [B, T], in the precision of the dump."""
+    """Convert flat dumped responses to a padded batch [B, T], in the floating-point precision of the dump."""
     rollout, mask, old = (padded_column(responses, c) for c in (responses.logp_rollout, responses.mask, responses.logp_old))
     advantages, segments = (
         None if c is None else padded_column(responses, c) for c in (responses.advantages, responses.segments)
@@ -34,7 +34,7 @@ def padded(responses: DumpedResponses) -> Batch:
 
 
 def padded_column(responses: DumpedResponses, column: np.ndarray) -> Tensor:
-    """Pad a column with one value per token to [B, T], with 0 beyond the end of a response."""
+    """Pad `column`, one value per token of the responses, to [B, T], with 0 beyond the end of a response."""
     lengths = np.diff(responses.offsets)
     used = torch.from_numpy(np.arange(lengths.max(initial=0)) < lengths[:, None])
     values = torch.tensor(column)
@@ -42,7 +42,7 @@ def padded_column(responses: DumpedResponses, column: np.ndarray) -> Tensor:
 
 
 def blocks(responses: DumpedResponses, cells: int = CELLS) -> Iterator[DumpedResponses]:
-    """Split responses into blocks of at most `cells` values (a longer response is alone), in the dump's order if one suffices."""
+    """Split responses into blocks of similar length that pad to at most `cells` values; a response longer than that is alone."""
     lengths = np.diff(responses.offsets)
     if len(lengths) * lengths.max(initial=0) <= cells:
         yield responses
@@ -58,7 +58,7 @@ def blocks(responses: DumpedResponses, cells: int = CELLS) -> Iterator[DumpedRes
 
 
 def missing(spec: Correction, responses: DumpedResponses) -> str | None:
-    """Reason why a correction cannot be replayed on responses with these columns; None if it can."""
+    """Reason why a correction cannot be replayed on dumped responses (a missing column, or a batch too large); None if it can."""
     filters = [filter_ for filter_ in spec.reject.values() if not isinstance(filter_, Plugin)]
     if responses.advantages is None and any(filter_.when == "negative_advantage" for filter_ in filters):
         return "needs advantages"
@@ -80,7 +80,7 @@ def needs_whole(spec: Correction) -> bool:
 
 @torch.no_grad()
 def effect_rows(batch: Batch, corrected: Corrected) -> Rows:
-    """Sums per response for `finish_effect`: those of `applied_rows`, of the effective weight g, g², and R = exp(Σ l)."""
+    """Sums per response for `finish_effect`: `applied_rows`, sums of the effective weight g and g², R = exp(Σ log π_old/μ)."""
     g = _effective(batch, corrected)
     return applied_rows(corrected, batch.mask) | {
         "g": row_sum(g),
@@ -93,11 +93,11 @@ def effect_rows(batch: Batch, corrected: Corrected) -> Rows:
 
 @torch.no_grad()
 def finish_effect(rows: Rows) -> dict[str, float]:
-    """Compute the metrics of `finish_applied`, and under effect/ the metrics of the effective weight g over all tokens.
+    """Metrics of a correction's effect: those of `finish_applied`, and under effect/ those of the effective weight g of n tokens.
 
     ess = (Σg)²/(n·Σg²). kept_tokens: share with g > 0; a weight of 0 drops a token as a filter does. kept_sequences: share
     of responses with such a token. weight_mean, weight_max: of g. agreement = (Σ g·R)²/(Σ g²·Σ R²) in [0, 1], where R is the
-    exact sequence weight of the token's response. It is 1 if g is proportional to R, and without a correction the ESS of R.
+    exact sequence weight Π π_old/μ of the token's response. It is 1 if g ∝ R, and without a correction the ESS of R.
     """
     n, exact = rows["n"], rows["exact"]
     tokens = n.sum().clamp(min=1)
@@ -115,7 +115,7 @@ def finish_effect(rows: Rows) -> dict[str, float]:
 
 @torch.no_grad()
 def profile_sums(batch: Batch, corrected: Corrected) -> Tensor:
-    """Sums [4, BINS] of the effective weight and of tokens, by position (rows 0, 1) and by length (2, 3), to be added up."""
+    """Sums of the effective weight and numbers of tokens per bin of positions (rows 0, 1) and of lengths (2, 3), [4, BINS]."""
     g, tokens = _effective(batch, corrected), batch.mask.double()
     position = torch.where(batch.mask, bin_of(batch.mask.cumsum(-1)), 0)
     length = bin_of(batch.mask.sum(-1, keepdim=True).clamp(min=1)).expand_as(position)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / "example"
-EXAMPLES = {name: f"SmolLM2-135M from a 4-bit file, {name.upper()} rollout" for name in ("fp8", "bf16")}
+EXAMPLES = {"fp8": "SmolLM2-135M, FP8 rollout", "bf16": "SmolLM2-135M, BF16 rollout"}
 """Name of an example dump -> its label in figures."""
 
 

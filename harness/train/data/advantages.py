@@ -34,10 +34,10 @@ class Advantages(NamedTuple):
 class AdvantageEstimator:
     """Computes token advantages by the estimator of a config, which it gives the inputs that the estimator declares.
 
-    By response: rewards [N, G] → A [N, G], and each token gets the A of its response. By token: rewards [B, T] → A [B, T]. The
-    reward by token is the response's on the last token, less the KL penalty of each token. With a critic, the returns A + V
-    are taken first, and A is then whitened over the tokens of the mask. The mask includes the tokens that a correction
-    rejects.
+    By response, rewards [N, G] give advantages A [N, G], and each token gets the A of its response. By token, rewards [B, T] give
+    A [B, T]. A token's reward is the response's reward on the last token, less the token's KL penalty. With a critic of values V,
+    the returns A + V are taken first, and A is then whitened over the tokens of the mask. The mask includes the tokens that a
+    correction rejects.
     """
 
     def __init__(self, estimator: partial, critic: Values | None):

@@ -15,9 +15,9 @@ from harness.rollouts.recorded import Recorded
 class Scores(NamedTuple):
     """Log-probabilities [B, T] of a step's responses, in nats.
 
-    old: log π_old; None with actor.scoring=none. forward: log π_old computed by the training forward pass, equal to `old` up
-    to rounding; None if no later mini-batch needs it. reference: log-probabilities under the KL term's reference policy; None
-    without a KL term. replay: routes and sampling masks that the training passes replay; None if there are none.
+    old: log π_old, under the weights before the step; None with actor.scoring=none. forward: log π_old by the training forward,
+    equal to `old` up to rounding; None if no later mini-batch needs it. reference: log π_ref of the KL term's reference policy;
+    None without a KL term. replay: routes and sampling masks that the training passes replay; None if there are none.
     """
 
     old: Tensor | None
@@ -29,10 +29,9 @@ class Scores(NamedTuple):
 class TrainingBatch(NamedTuple):
     """Data of a training step: the `Batch` of the objective, and tensors that only the passes of actor and critic read.
 
-    prompts: [B, P]. tokens: [B, T]. forward_old: log π_old by the training forward (`Scores.forward`). replay:
-    `Scores.replay`.
-    values, returns: see `Advantages`. corrected: the correction by π_old/μ of the whole batch. diagnostics: the correction's
-    rows from `correct_with_diagnostics`. Both are None without a scored π_old.
+    prompts: [B, P]. tokens: [B, T]. forward_old, replay: `forward` and `replay` of `Scores`. values, returns: see `Advantages`.
+    corrected: the correction by π_old/μ of the whole batch. diagnostics: the correction's rows from
+    `correct_with_diagnostics`. Both are None without a scored π_old.
     """
 
     prompts: Tensor

@@ -17,8 +17,8 @@ from harness.train.data.responses import Responses
 def dump(folder: Path, step: int, responses: Responses, batch: Batch, order: list[Tensor], logp: Tensor) -> None:
     """Write a step's batch to dumps/step-<step>.parquet in the run folder. Raises Unavailable if the disk refuses.
 
-    order: the rows of each mini-batch. logp [B, T]: log π_θ of each token in nats, just before the last optimizer step on it.
-    It also fills the column logp_old of a run that scores no π_old.
+    order: the rows of each mini-batch. logp [B, T]: log-probability of each token in nats just before the last optimizer step on
+    it. It also fills the column logp_old of a run that scores no π_old.
     """
     minibatch = np.empty(len(batch.mask), dtype=np.int64)
     for number, rows in enumerate(order):

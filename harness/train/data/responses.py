@@ -37,7 +37,7 @@ class Responses(NamedTuple):
 
 
 def describe(responses: Responses, version: int, stop: tuple[int, ...]) -> dict[str, Tensor]:
-    """Metrics of responses, as scalar tensors: reward, length, age, dropped tokens, turns and the shape of the lengths.
+    """Metrics of responses, as scalar tensors: reward, length, age, dropped tokens, turns and the distribution of lengths.
 
     version: version number of the weights being trained. stop: tokens that end a response; empty if all have one length.
     """

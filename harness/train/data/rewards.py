@@ -15,8 +15,8 @@ COEF = "kl.coef"
 class RewardPenalty:
     """Computes the KL penalty that is subtracted from the reward of each token, if the config asks for one.
 
-    The penalty is coef·KL(π_old‖π_ref), with the KL estimator `kl.name`. A response's penalty is the sum over its tokens. coef
-    is `kl.coef`, or the value of an adaptive controller, updated after each step (`algos.shaping.adapted`).
+    The penalty is coef·KL(π_old‖π_ref), with the KL estimator `kl.name` and the policy π_ref before RL. A response's penalty is
+    the sum over its tokens. coef is `kl.coef`, or adapted after each step (`algos.shaping.adapted`).
     """
 
     def __init__(self, config: Config):

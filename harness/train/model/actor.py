@@ -42,10 +42,10 @@ class Actor(Saved, Protocol):
     """
 
     def logp(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Tensor]:
-        """Return (log π_θ of the tokens, entropy of π_θ at each token), both [B, T] in fp32 nats, with gradient; 0 on padding.
+        """Return (log π_θ of the tokens, entropy of π_θ at them) of this policy, [B, T] in fp32 nats with gradient; 0 on padding.
 
         Prompts [B, P] may be padded on the left, tokens [B, T] on the right. replay: experts that a mixture takes, [B, P + T −
-        1, layers, k], and tokens over which π_θ is renormalised, [B, T, ⌈V/8⌉] packed. Passes may precede `backward`.
+        1, layers, k], and tokens over which π_θ is renormalised, [B, T, ⌈V/8⌉] packed. Several calls may precede `backward`.
         """
 
     def route(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes]:

@@ -79,7 +79,7 @@ class DeepSpeedModel:
     def distinct_rows(
         self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None
     ) -> tuple[Tensor, Tensor, Recorded | None, Index]:
-        """Keep one of each group of equal rows. Returns (prompts, responses, records to replay, the group of each row)."""
+        """Keep one of each group of equal rows. Returns (prompts, responses, records to replay, group number of each row)."""
         here = self.engine.device
         prompts, tokens = prompts.to(here), tokens.to(here)
         replay = None if replay is None else replay.map(lambda part: part.to(here))
@@ -87,7 +87,7 @@ class DeepSpeedModel:
         return prompts[first], tokens[first], None if replay is None else replay.of(first), place
 
     def by_token(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> list[Tensor]:
-        """Outputs of the module, [B, T] each, 0 on padding. Responses share their prompt's forward pass where that pays."""
+        """Outputs of the module, [B, T] each, 0 on padding. Responses share their prompt's forward pass where that pays off."""
         shared = Layout.shared(prompts, tokens) if self.shares and replay is None else None
         layout = shared or Layout.of(prompts, tokens, replay)
         given = self.engine(input_ids=layout.input_ids, targets=layout.targets, **layout.places)

@@ -138,7 +138,7 @@ def _of_logits(
     of_entropy: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """Gradient of a chunk's logits [n, V], from those of log π and H, [n] each. of_entropy: None if no loss reads H."""
+    """Gradient of a chunk's logits [n, V]. of_logp, of_entropy: those of log π and entropy H, [n]; None if no loss reads H."""
     logp = _log_softmax(hidden, weight, support, temperature)
     if of_entropy is None:
         of_logits = logp.exp_().mul_(-of_logp[:, None])
@@ -151,7 +151,7 @@ def _of_logits(
 
 
 def _chunks(weight: Tensor, targets: Tensor) -> list[slice]:
-    """Slices of places, each of at most CHUNK logits or of one place."""
+    """Slices that divide the rows of `targets` into chunks, each with at most CHUNK logits or with a single row."""
     size = max(1, CHUNK[weight.device.type] // len(weight))
     return [slice(start, start + size) for start in range(0, max(1, len(targets)), size)]
 
@@ -161,7 +161,7 @@ def _rows(part: Tensor | None, rows: slice) -> Tensor | None:
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor, support: Tensor | None, temperature: float) -> Tensor:
-    """log π over the support at a temperature, [n, V] in fp32 or wider, in newly allocated memory."""
+    """Log-probabilities over the support at a temperature, [n, V] in fp32 or wider, in newly allocated memory."""
     logits = nn.functional.linear(hidden, weight)
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).div_(temperature)
     if support is not None:

@@ -23,8 +23,8 @@ class Layout(NamedTuple):
 
     input_ids: [R, L]. targets: the tokens to predict, [B, T'] at the last T' places of each row, or [1, U] at the places `at`.
     places: further arguments of the model: attention mask and positions if rows are padded, routes and support if they are
-    replayed, `at` if sequences share a row. mask: [B, T'], the tokens of responses that are not padding. length: T. pairs: for
-    each token of a response its number among the targets, [B, T']; None if they are the targets.
+    replayed, `at` if sequences share a row. mask: [B, T'], the tokens of responses that are not padding. length: T. pairs: number
+    of each response token among the targets, [B, T']; None if response tokens and targets are the same.
     """
 
     input_ids: Tensor
@@ -54,7 +54,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def shared(cls, prompts: Tensor, tokens: Tensor) -> Layout | None:
-        """Lay out sequences as the trees of their tokens, one tree a row [R, L]. None if that saves too little.
+        """Lay out sequences (prompt, response) as trees of their tokens, one tree per row [R, L]. None if that saves too little.
 
         Tokens that several sequences begin with stand once in a tree. A token sees itself and those before it in its sequence,
         at the positions that it would have alone. Each pair of a place and the token after it is one target: `at` [1, U] has
@@ -105,7 +105,7 @@ class _Trees(NamedTuple):
 
 
 def _aligned(rows: Tensor, lengths: Tensor) -> Tensor:
-    """Move the tokens of each row [B, L] to its left, and keep the first `lengths` [B] of them; PAD follows."""
+    """Move the tokens of each row [B, L] to the left, and keep only the first `lengths` [B] tokens; PAD follows."""
     order = (rows == PAD).to(torch.int8).argsort(dim=1, stable=True)
     kept = torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
     return torch.where(kept, rows.gather(1, order), PAD)[:, : int(lengths.max())]
@@ -114,8 +114,8 @@ def _aligned(rows: Tensor, lengths: Tensor) -> Tensor:
 def _trees(sequences: Tensor) -> _Trees | None:
     """Arrange sequences [B, S], with PAD after their ends, as trees of at most LONGEST tokens, as few as that takes.
 
-    In lexical order the sequences of a tree are neighbours. A token begins a branch where a sequence departs from the one before
-    it. None if a sequence is longer than LONGEST.
+    In lexical order the sequences of a tree are neighbours. A branch begins where a sequence departs from the previous sequence.
+    Returns None if a sequence is longer than LONGEST.
     """
     _, rank = sequences.unique(dim=0, return_inverse=True)
     order = rank.argsort(stable=True)

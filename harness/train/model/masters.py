@@ -1,6 +1,6 @@
 """Weights without an FP32 copy: each optimizer step ends on the BF16 grid.
 
-With θ on the grid, u AdamW's update in fp32, and R the rounding to BF16, nearest with ties to even:
+With θ a weight on the grid, u AdamW's update in fp32, and R the rounding to BF16, nearest with ties to even:
 
     none         θ ← R(θ + u): an update below half a spacing is lost
     kahan        t = θ + u + c,  θ ← R(t),  c ← R(t − θ): a later step adds what this one lost

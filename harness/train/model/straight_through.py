@@ -53,7 +53,7 @@ class _CastExperts:
         self.arithmetic, self.experts, self.cast = arithmetic, experts, cast
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Outputs [N, hidden] of rows [N, hidden] from their experts [N, k], with the weights [N, k] of these."""
+        """Outputs [N, hidden] of rows [N, hidden] by their experts, numbers [N, k], with the experts' weights [N, k]."""
         experts: Any = self.experts
         outputs = torch.zeros_like(hidden_states)
         for number, (gate_up, down) in enumerate(zip(experts.gate_up_proj, experts.down_proj, strict=True)):
@@ -120,6 +120,6 @@ class _CastProduct(torch.autograd.Function):
 
 
 def _widened(dtype: torch.dtype, *parts: Tensor | None) -> list[Any]:
-    """Convert tensors to `dtype`, or to fp32 if that is wider; None stays None."""
+    """Convert tensors to `dtype`, or to fp32 if fp32 is wider; None stays None."""
     wide = torch.promote_types(dtype, torch.float32)
     return [None if part is None else part.to(wide) for part in parts]

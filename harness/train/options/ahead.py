@@ -18,7 +18,7 @@ from harness.train.sampler import Sampler
 
 
 class SampledAhead(Option):
-    """Option that keeps a queue of rollouts, the next to train on first. part: tokens sampled at a time; None: no parts."""
+    """Option that samples ahead and queues rollouts, the next to train on first. part: tokens per part; None: no parts."""
 
     def __init__(self, inner: Sampler, part: int | None = None):
         super().__init__(inner)
@@ -37,7 +37,7 @@ class SampledAhead(Option):
         return self.inner.rewarded(self.inner.draw_prompts(step), self.waiting.pop(0))
 
     def _sampled(self, step: int, begun: Rollout | None) -> Rollout:
-        """The rollout of `step` by all ranks, longer by one part than `begun`; None has no part yet."""
+        """Sample one part more of the rollout of `step`, on all ranks. begun: its parts so far; None if there are none."""
         return self.inner.gather(self.inner.sample_share(step))
 
     def state(self) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """diagnostics.changed_weights: the share of weights whose BF16 value an optimizer step changes.
 
 An engine in BF16 or below sees no other change. A weight that no step changes keeps its rounding error, so the mismatch that
-comes of it persists.
+results from the error persists.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ChangedWeights:
-    """Counts, around each optimizer step of the actor, the weights that have another BF16 value after it."""
+    """Counts the weights whose value, rounded to BF16, an optimizer step of the actor changes."""
 
     def __init__(self, optimizer: Optimizer):
         self.ranks = join()
@@ -38,7 +38,7 @@ class ChangedWeights:
         self.before = []
 
     def __call__(self, done: Finished) -> dict[str, float]:
-        """The share over the optimizer steps of a step, and over all ranks; {} if no step was taken."""
+        """Return the share of changed weights over all ranks and optimizer steps since the last call; {} without steps."""
         changed, total = self.ranks.sum(self.counts.clone().to(device())).tolist()
         self.counts.zero_()
         return {"actor/changed_bf16": changed / total} if total else {}

@@ -23,10 +23,10 @@ class DynamicSampling(Option):
         super().__init__(inner)
         self.max_rounds = max_rounds
         self.metrics: dict[str, Tensor] = {}
-        """Metrics of how the groups of the last step were chosen."""
+        """Metrics of how the groups (responses to one prompt) of the last step were chosen."""
 
     def sample(self, step: int) -> Responses:
-        """Return the groups of a step: the first with unequal rewards, then others if there are too few."""
+        """Return a step's groups of responses: the first ones with unequal rewards, then others if these are too few."""
         responses = self.inner.sample(step * self.max_rounds)
         wanted, rounds = len(responses.rewards), 1
         while rounds < self.max_rounds and int(responses.informative.sum()) < wanted:
@@ -47,7 +47,7 @@ class DynamicSampling(Option):
 
 
 def groups(responses: Responses, index: Tensor) -> Responses:
-    """Select some prompts, by their numbers [n], with all their responses."""
+    """Select the prompts whose numbers are in `index` [n], with all responses to each."""
     size = responses.rewards.shape[1]
     rows = (index[:, None] * size + torch.arange(size, device=index.device)).flatten()
     rollout = _each(lambda part: part[rows], responses.rollout)
@@ -63,5 +63,5 @@ def joined(one: Responses, other: Responses) -> Responses:
 
 
 def _each(function: Callable[..., Tensor], *rollouts: Rollout) -> Rollout:
-    """Apply a function to each tensor field of some rollouts. A field that one of them lacks becomes None."""
+    """Apply a function to each field of one or more rollouts. A field that any of the rollouts lacks becomes None."""
     return Rollout._make(None if any(p is None for p in parts) else function(*parts) for parts in zip(*rollouts, strict=True))

@@ -22,7 +22,7 @@ from harness.train.ranks import join
 
 
 class Finished(NamedTuple):
-    """A step that is done. order: the rows of each mini-batch. logp: log π_θ [B, T], as `Learner.update` returned it."""
+    """A finished training step. made: its training batch. order: rows of each mini-batch. logp: log π_θ [B, T] in nats."""
 
     step: int
     responses: Responses
@@ -32,11 +32,11 @@ class Finished(NamedTuple):
 
 
 Observer = Callable[[Finished], dict[str, float]]
-"""A function that records something of a finished step, and returns metrics."""
+"""Function that records something about a finished training step, and returns metrics."""
 
 
 def observers(plan: Plan, folder: EventLog, optimizer: Optimizer) -> list[Observer]:
-    """The observers that a config asks for. folder: the run folder, in which they record. optimizer: that of the actor."""
+    """The observers of finished steps that a config asks for. folder: the run folder. optimizer: the actor's."""
     config, seen = plan.config, list[Observer]()
     if config.diagnostics.every is not None:
         seen.append(Diagnoses(plan, folder))
@@ -48,7 +48,7 @@ def observers(plan: Plan, folder: EventLog, optimizer: Optimizer) -> list[Observ
 
 
 class Dumps:
-    """Writes the batch of every `every`-th step into the run folder."""
+    """Writes the training batch of every `every`-th step into the run folder, as a dump."""
 
     def __init__(self, every: int, folder: EventLog):
         self.every, self.folder = every, folder
@@ -62,7 +62,7 @@ class Dumps:
 class Diagnoses:
     """Diagnoses the log-probabilities of every `diagnostics.every`-th step, as `faultline replay` does with its dump.
 
-    A step that is not consistent is an event `diagnosis` with its fault, its evidence and what to check.
+    If the diagnosis of a step is not "consistent", an event `diagnosis` records its fault, its evidence and what to check.
     """
 
     def __init__(self, plan: Plan, folder: EventLog):
@@ -80,7 +80,7 @@ class Diagnoses:
         return diagnosis_metrics(found)
 
     def _diagnosis(self, done: Finished) -> Diagnosis:
-        """The diagnosis of the whole batch, or of as many of its prompts as CELLS allows. log π_θ stands for a missing π_old."""
+        """Diagnose a step's batch, or as many of its prompts as CELLS allows. log π_θ replaces a missing log π_old."""
         batch, rollout = done.made.batch, done.responses.rollout
         if batch.logp_old is None:
             batch = batch._replace(logp_old=done.logp)
@@ -91,7 +91,7 @@ class Diagnoses:
 
 
 def diagnosis_metrics(found: Diagnosis) -> dict[str, float]:
-    """Metrics of a diagnosis: whether it accuses, the mean ratio with its z, and 1 under the name of the fault that it finds."""
+    """Metrics of a diagnosis: whether it finds a fault, the mean ratio π_old/μ, its z-score, and 1 under the fault's name."""
     statistics = found.statistics
     metrics = {
         "diagnosis/faulty": float(found.kind != "consistent"),

@@ -12,14 +12,14 @@ from harness.train.options.greedy import GREEDY, GREEDY_LENGTHS
 class Overlong:
     """Adds the punishment of overlong responses (`algos.shaping.overlong_punishment`) to the rewards.
 
-    longest: most tokens of a response. buffer: tokens below `longest` over which the punishment grows from 0 to `penalty`.
+    longest: maximum tokens of a response. buffer: tokens below `longest` over which the punishment grows from 0 to `penalty`.
     """
 
     def __init__(self, longest: int, buffer: int, penalty: float):
         self.longest, self.buffer, self.penalty = longest, buffer, penalty
 
     def __call__(self, responses: Responses) -> tuple[Responses, dict[str, Tensor]]:
-        """Return (responses with punished rewards, metrics). ReMax subtracts greedy rewards, so those are punished too."""
+        """Return (responses with punished rewards, metrics). ReMax subtracts greedy rewards, so these are punished too."""
         rewards, of_prompts = responses.rewards, responses.of_prompts
         punishment = self._punishment(responses.rollout.written.sum(1).view_as(rewards))
         if GREEDY in of_prompts:

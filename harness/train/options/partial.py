@@ -41,14 +41,14 @@ class PartialRollouts(SampledAhead):
 
 
 def started(engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Rollout:
-    """Sample the first n places of responses that `continued` extends. prompts: [B, P]. uniforms: [B, n]."""
+    """Sample the first n tokens of responses, for `continued` to extend. prompts: [B, P]. uniforms: [B, n], random numbers."""
     nothing = torch.zeros(len(prompts), 0, dtype=torch.int64, device=prompts.device)
     everyone = torch.ones(len(prompts), dtype=torch.bool)
     return engine.resume(prompts, Rollout(nothing, nothing.float(), nothing), everyone, uniforms)
 
 
 def continued(engine: RolloutEngine, prompts: Tensor, begun: Rollout, uniforms: Tensor, stop: tuple[int, ...]) -> Rollout:
-    """Extend responses by n places, sampled by the engine's present weights where a response has not ended.
+    """Extend responses by n tokens, sampled by the engine's present weights where a response has not ended.
 
     begun: the responses so far, [B, t]. prompts: [B, P]. uniforms: [B, n]. stop: tokens that end a response. Each token keeps
     the log-probability, version, route and support of the forward pass that sampled it.
@@ -62,7 +62,7 @@ def continued(engine: RolloutEngine, prompts: Tensor, begun: Rollout, uniforms: 
 
 
 def _joined(begun: Rollout, more: dict[str, Tensor | None], going: Tensor, n: int) -> Rollout:
-    """Append n places to `begun`: the last n of `more` in the rows that go on, padding in the others."""
+    """Append n tokens to responses `begun`: the last n of the rollout `more` where `going` is true, padding elsewhere."""
     parts = {}
     for name, before in begun._asdict().items():
         if before is None:

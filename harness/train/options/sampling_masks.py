@@ -14,7 +14,7 @@ class SamplingMasks(Option):
     """Option that reports the size of the sampling masks. The engine records them (`harness.build.build_engine`)."""
 
     def describe(self, responses: Responses) -> dict[str, Tensor]:
-        """Metrics of responses, including the mean number of tokens that top_p and top_k left at a place."""
+        """Metrics of responses, including the mean number of tokens that top_p and top_k left at a token position."""
         rollout = responses.rollout
         assert rollout.support is not None  # harness.validate has checked that the engine records it
         support = sizes(rollout.support)[rollout.written].double().mean()

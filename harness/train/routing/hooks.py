@@ -71,7 +71,7 @@ class RoutingHooks:
 
 
 def live_weights(logits: Tensor, ids: Tensor, renormalise: bool) -> Tensor:
-    """Router weights [N, k] of the experts `ids`, with gradient: softmax(logits)_e, over their sum if `renormalise`."""
+    """Router weights [N, k] of experts `ids` [N, k], with gradient: softmax(logits)_e, divided by their sum if `renormalise`."""
     weights = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32)).gather(-1, ids)
     return weights / weights.sum(-1, keepdim=True) if renormalise else weights
 

@@ -14,9 +14,9 @@ from harness.train.scorer import Scorer
 
 
 def routing_metrics(scorer: Scorer, responses: Responses, scores: Scores, order: list[Tensor]) -> dict[str, Tensor]:
-    """Metrics of the routes of π_old and of the engine; {} for a dense model or without a scored π_old.
+    """Metrics of the experts of the old policy π_old and of the engine; {} for a dense model or without a scored π_old.
 
-    They take two more scorings of π_old: with its own experts, and with the engine's unless routing.replay made it already.
+    π_old is scored twice more for them: with its own experts, and with the engine's unless routing.replay has done that.
     """
     rollout, number = responses.rollout, expert_count(scorer.plan.shape)
     if not number or scores.old is None or not rollout.mask.any():
@@ -35,7 +35,7 @@ def routing_metrics(scorer: Scorer, responses: Responses, scores: Scores, order:
 
 
 def _score_live(scorer: Scorer, responses: Responses, order: list[Tensor]) -> tuple[Tensor, Routes]:
-    """Score π_old with its own choice of experts, by the pass that actor.scoring names. Returns (log π_old, its routes)."""
+    """Score π_old with its own choice of experts, by the pass that actor.scoring names. Returns (log π_old [B, T], routes)."""
     if scorer.config.actor.scoring != "exact":
         return scorer.route_forward(responses, order)
     rollout = responses.rollout
@@ -45,7 +45,7 @@ def _score_live(scorer: Scorer, responses: Responses, order: list[Tensor]) -> tu
 
 
 def _score_by_engine(scorer: Scorer, responses: Responses, order: list[Tensor], routes: Routes) -> Tensor:
-    """log π_old with the engine's choice of experts, by the pass that actor.scoring names."""
+    """Score π_old with the engine's experts `routes`, by the pass that actor.scoring names. Returns log π_old [B, T]."""
     replay = scorer.recorded(responses.rollout, Routes(routes.ids))
     if scorer.config.actor.scoring != "exact":
         return scorer.score_forward(responses, order, replay)

@@ -9,7 +9,7 @@ from harness.routing import REPLAYS
 
 
 def replayed_routes(rollout: Rollout, name: str) -> Routes | None:
-    """Return the engine's routes that π_old replays under routing.replay=`name`, or None. Raises UserError if missing."""
+    """Return the engine's routes that π_old replays under routing.replay=`name`, or None. UserError if they are missing."""
     replay = REPLAYS[name]
     if not replay.by_old:
         return None

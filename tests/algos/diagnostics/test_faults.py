@@ -75,18 +75,18 @@ def test_a_broken_identity_without_a_name_is_unknown(example):
 
 
 def test_the_precision_says_how_much_rounding_explains(example):
-    assert diagnose(example["fp8"], precision="fp8_channel").kind == "consistent"
-    found = diagnose(example["fp8"], precision="bf16")  # 30 times what BF16 leaves
+    assert diagnose(example["fp8"], usual="fp8_channel").kind == "consistent"
+    found = diagnose(example["fp8"], usual="bf16")  # 30 times what BF16 leaves
     assert found.kind == "fault" and found.fault in ("layer", "prompt") and found.question == "b"
     assert rounding.most("unheard of") == rounding.COARSEST
 
 
 def test_a_dump_without_a_fault_says_how_much_rounding_explains(example):
     own = diagnose(example["fp8"]).statistics["tails/k3"]
-    assert diagnose(example["fp8"], precision="bf16", baseline=own).kind == "consistent"  # it counts instead of the precision
-    found = diagnose(example["fp8"], precision="fp8_channel", baseline=own / 4)
+    assert diagnose(example["fp8"], usual=own).kind == "consistent"  # it counts instead of the precision
+    found = diagnose(example["fp8"], usual=own / 4)
     assert found.kind in ("fault", "unknown") and found.question == "b" and found.statistics["size/k3_most"] == 3 * own / 4
-    assert rounding.most(None, 0.0) == 4e-8  # an exact control leaves room for another order of summation
+    assert rounding.most(0.0) == 4e-8  # an exact control leaves room for another order of summation
 
 
 def drawn_at(temperature: float, seed: int) -> tuple[Batch, torch.Tensor]:

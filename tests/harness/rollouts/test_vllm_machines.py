@@ -24,7 +24,7 @@ pytestmark = pytest.mark.vllm
 
 NO, YES, SLOW = "no", "yes", "slow"
 COMPUTES = {  # fp8_tensor, fp8_channel, fp8_block, fp8_block_w8a16, int8, FP8 cache
-    "avx2": (NO, YES, NO, NO, YES, NO),
+    "avx2": (NO, YES, NO, NO, NO, NO),
     "avx512": (NO, YES, NO, NO, YES, YES),
     "amx": (NO, SLOW, NO, YES, YES, YES),
     "amx_fp16": (NO, YES, NO, YES, YES, YES),
@@ -86,6 +86,24 @@ def test_vllm_itself_says_the_same_of_its_kernels(name, monkeypatch):
             assert kv_cache_refusal("fp8_e4m3", head_dim)
         else:
             assert kv_cache_refusal("fp8_e4m3", head_dim) is None
+
+
+@pytest.mark.parametrize("largest", [64, 127])
+def test_sums_of_int8_products_of_full_range_are_exact_with_vnni_only(largest):
+    """x·w of vLLM's oneDNN kernel. It adds 128 to x. Without VNNI two products are summed in 16 bits: 2 · 255 · 64 = 32,640 fits,
+    and 2 · 255 · 127 = 64,770 does not."""
+    from vllm import _custom_ops as ops
+
+    machine = vllm_support.this_machine()
+    if machine.gpu is not None:
+        pytest.skip("needs a CPU")
+    generator = torch.Generator().manual_seed(0)
+    x, w = (torch.randint(-top, top + 1, (16, 128), generator=generator, dtype=torch.int8) for top in (127, largest))
+    one = torch.ones(16, 1)  # the kernel keeps the address of its scales alone
+    kernel = ops.create_onednn_scaled_mm(w.t(), one, torch.float32, True, False, 32)
+    found = torch.empty(16, 16)
+    ops.onednn_scaled_mm(kernel, x, found, one, None, None, None)
+    assert torch.equal(found, x.float() @ w.float().t()) == (machine.vnni or largest == 64)
 
 
 def test_a_run_is_refused_with_the_list_of_what_is_possible(tiny, monkeypatch):

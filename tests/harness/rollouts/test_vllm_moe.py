@@ -79,4 +79,4 @@ def test_what_vllm_tells_of_experts_is_put_in_its_places():
 
 def test_a_format_that_it_does_not_give_experts_is_refused():
     with pytest.raises(UserError, match="vLLM's experts are not quantised so here; use fp32"):
-        VllmEngine.check(SHAPE, precision("int8"), "compute")
+        VllmEngine.check(SHAPE, precision("fp8_channel"), "compute")

@@ -243,7 +243,7 @@ def test_the_terminal_shows_the_verdict_in_24_lines(tmp_path, capsys, monkeypatc
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) <= 24 and max(map(len, shown[:-1])) <= 100
     assert shown[0].startswith("LOG-PROBABILITIES  consistent: mean ratio 1.0005 ± 0.0024 ")
-    assert shown[1].startswith("SmolLM2-135M from a 4-bit file, FP8 rollout: ")
+    assert shown[1].startswith("SmolLM2-135M, FP8 rollout: ")
     assert shown[2].startswith("VERDICT  A correction is required: truncate")
     assert shown[-1] == f"Page: {tmp_path}/replay-example/replay.html"
     page = (tmp_path / "replay-example" / "replay.html").read_text()
