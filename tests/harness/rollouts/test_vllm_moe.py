@@ -10,10 +10,12 @@ from transformers import Qwen3MoeConfig
 from harness.config import PrecisionConfig
 from harness.errors import UserError
 from harness.models import build
+from harness.rollouts import vllm_support
 from harness.rollouts.local import LocalEngine
 from harness.rollouts.vllm import VllmEngine
 from harness.rollouts.vllm_outputs import expert_ids
 from harness.tasks import PAD
+from tests.machines import MACHINES
 
 pytestmark = pytest.mark.vllm
 SHAPE = Qwen3MoeConfig(
@@ -77,6 +79,7 @@ def test_what_vllm_tells_of_experts_is_put_in_its_places():
         expert_ids([SimpleNamespace(token_ids=[1] * 4, routed_experts=told[:5].numpy())], torch.tensor([[3, 4, 5]]), 4, SHAPE)
 
 
-def test_a_format_that_it_does_not_give_experts_is_refused():
+def test_a_format_that_it_does_not_give_experts_is_refused(monkeypatch):
+    monkeypatch.setattr(vllm_support, "this_machine", lambda: MACHINES["avx512"])  # one that computes int8 in dense layers
     with pytest.raises(UserError, match="vLLM's experts are not quantised so here; use fp32"):
-        VllmEngine.check(SHAPE, precision("fp8_channel"), "compute")
+        VllmEngine.check(SHAPE, precision("int8"), "compute")
