@@ -77,9 +77,15 @@ def test_a_constant_that_won_is_proposed_for_each_policy_and_said_to_be_one():
     ],
 )
 def test_v2_asks_for_size_length_and_persistence(of, value, arm):
-    found = answer("v2", Lasting(value, ONE_STEP.why), **of)
+    found = answer("v2", Lasting(value, ONE_STEP.why, 20), **of)
     assert found.arm == arm and ("undecided" in found.text) == (arm is None)
     assert arm is not None or ONE_STEP.why in found.text
+
+
+@pytest.mark.parametrize(("lag", "arm"), [(1, None), (9, None), (10, "token"), (40, "token"), (41, None)])
+def test_v2_knows_no_persistence_of_a_lag_far_from_20(lag, arm):
+    """The rule was tuned on persistence over 20 syncs. An error that lasts one step may be redrawn within 20."""
+    assert answer("v2", Lasting(0.9, "steps", lag)).arm == arm
 
 
 def test_a_fault_gets_no_arm():
@@ -104,7 +110,22 @@ def test_persistence_is_the_correlation_over_shared_prefixes(tmp_path):
     assert persistence(write(tmp_path / "a", (0, l, prompts), (20, 2 * l, prompts))).value == pytest.approx(1.0)
     half = np.where(np.arange(16)[:, None] < 8, l, -l)
     found = persistence(write(tmp_path / "b", (0, l, prompts), (5, l, prompts), (19, half, prompts)))
-    assert found.value == pytest.approx(0.0, abs=1e-12) and found.why == "steps 0 and 19, 128 shared prefixes"
+    assert found.value == pytest.approx(0.0, abs=1e-12) and found.lag == 19
+    assert found.why == "steps 0 and 19 share 128 prefixes at a lag of 19"
+
+
+def test_a_lag_that_the_rule_does_not_take_is_told(tmp_path):
+    """The file of step 2 is read before that of step 1, and the lag is 1 all the same."""
+    prompts, l = np.arange(16), np.full((16, 8), 0.1)
+    write(tmp_path / "a", (1, l, prompts), (2, l, prompts))
+    (tmp_path / "a" / "1.parquet").rename(tmp_path / "a" / "3.parquet")
+    found = persistence(dump := Dump(tmp_path / "a"))
+    assert [path.name for path in dump.files] == ["2.parquet", "3.parquet"] and found.lag == 1
+    assert found.why == "steps 1 and 2 share 128 prefixes at a lag of 1; rules need 10 to 40"
+    shown = terminal.lines(verdict().model_copy(update={"persistence": found.value, "persistence_note": found.why}))
+    assert f"Persistence 1.00: {found.why}" in shown
+    told = answer("v2", found).text
+    assert told.startswith("undecided: the rule asks whether the error stays over 20 syncs, and steps 1 and 2 share")
 
 
 def test_persistence_says_why_it_is_not_told(tmp_path):
