@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from faultline.tools.replay.sources import Dump
+from harness.room import bounded
 
 LAG = 20
 """Lag in steps that the two compared dumps should have. The study's rules were tuned on a persistence over 20 syncs."""
@@ -48,7 +49,15 @@ class Lasting(NamedTuple):
 
 
 def persistence(dump: Dump) -> Lasting:
-    """Measure the persistence between the first step of a dump and the one whose distance from it is nearest to LAG."""
+    """Measure the persistence between the first step of a dump and the one whose distance from it is nearest to LAG.
+
+    Raises UserError if the dump takes more memory than there is room for.
+    """
+    with bounded(dump.path):
+        return _persistence(dump)
+
+
+def _persistence(dump: Dump) -> Lasting:
     kept: dict[int, list[pa.Table]] = {}
     for table in dump.tables():
         if lacking := [name for name in NEEDED if name not in table.column_names or table[name].null_count]:
@@ -77,11 +86,12 @@ def persistence(dump: Dump) -> Lasting:
 
 def _prefixes(table: pa.Table) -> Iterator[tuple[int, float]]:
     """Key of the prefix with its token, and log ratio, of the tokens on the mask among the first LONGEST of each response."""
-    masks = table["mask"].to_pylist() if "mask" in table.column_names else [None] * len(table)
-    columns = [table[name].to_pylist() for name in NEEDED[1:]]
-    for prompt, tokens, rollout, old, mask in zip(*columns, masks, strict=True):
-        key = hash(tuple(prompt))
-        for place, token in enumerate(tokens[:LONGEST]):
+    masks = table["mask"] if "mask" in table.column_names else pa.nulls(len(table), pa.list_(pa.bool_()))
+    columns = [pc.list_slice(values, 0, LONGEST) for values in (*(table[name] for name in NEEDED[2:]), masks)]
+    for prompt, *row in zip(table["prompt"], *columns, strict=True):
+        key = hash(tuple(prompt.as_py()))
+        tokens, rollout, old, mask = (values.as_py() for values in row)
+        for place, token in enumerate(tokens):
             key = hash((key, token))
             if mask is None or mask[place]:
                 yield key, old[place] - rollout[place]

@@ -1,14 +1,20 @@
 """The answer for each deployed policy from rules by hand, and the persistence between two steps of a dump."""
 
+import tracemalloc
+
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from faultline.tools.replay import terminal
 from faultline.tools.replay.deployed import UNTESTED, answers
-from faultline.tools.replay.persistence import FEWEST, Lasting, persistence
+from faultline.tools.replay.persistence import FEWEST, LONGEST, Lasting, _prefixes, persistence
 from faultline.tools.replay.sources import Dump
 from faultline.tools.replay.verdict import DiagnosisSummary, DumpSize, Mismatch, Verdict
+from harness import room
 from harness.dumps import files
+from harness.room import TooLarge
 
 ONE_STEP = Lasting(None, "one step cannot show whether the error stays")
 SCORES = {
@@ -135,3 +141,26 @@ def test_persistence_says_why_it_is_not_told(tmp_path):
     assert apart == Lasting(None, f"steps 0 and 20 share 48 prefixes, and {FEWEST} are needed")  # six prompts of eight tokens
     (tmp_path / "c.jsonl").write_text('{"logp_rollout": [-1.0], "logp_old": [-1.0]}')
     assert persistence(Dump(tmp_path / "c.jsonl")).why == "the dump has no step and no prompt and no tokens"
+
+
+def test_a_dump_that_takes_too_much_is_refused(tmp_path, monkeypatch):
+    """A prompt of 2^24 zeros has 128 MiB in memory and a few kB in the file. There is room for 64 MiB."""
+    prompts = pa.array([np.zeros(1 << 24, np.int64)] * 2)
+    columns = {"step": [0, 20], "tokens": [[1], [1]], "logp_rollout": [[-1.0]] * 2, "logp_old": [[-1.1]] * 2}
+    pq.write_table(pa.table(columns | {"prompt": prompts}), tmp_path / "bomb.parquet", compression="zstd", row_group_size=1)
+    pa.default_memory_pool().release_unused()  # freed memory that is used again would not count
+    monkeypatch.setattr(room, "room", lambda: 64 << 20)
+    with pytest.raises(TooLarge, match=r"bomb\.parquet: takes more than"):
+        persistence(Dump(tmp_path / "bomb.parquet"))
+
+
+def test_only_the_compared_tokens_become_python_objects(tmp_path):
+    """Of a response of 2^20 tokens the first 64 are compared. A list of all would take 8 MiB for its pointers alone."""
+    long = np.full(1 << 20, -1.0)
+    table = pa.table({"prompt": [[1]], "tokens": [np.zeros(1 << 20, int)], "logp_rollout": [long], "logp_old": [long]})
+    table = table.append_column("mask", pa.array([np.ones(1 << 20, bool)]))
+    tracemalloc.start()
+    count = len(list(_prefixes(table)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count == LONGEST and peak < 1 << 20
