@@ -5,6 +5,7 @@ The bound is Linux's limit of private memory (RLIMIT_DATA). Other systems have n
 
 from __future__ import annotations
 
+import re
 import resource
 import threading
 from collections.abc import Iterator
@@ -77,12 +78,22 @@ def _limit(more: int | None) -> None:
 
 
 def _left_in_groups() -> Iterator[int]:
-    """Bytes of memory left to each control group of this process that has a limit, as in a container or a Slurm job."""
+    """Bytes left to each control group of this process that has a limit, as in a container or a Slurm job.
+
+    File cache counts as left, because the kernel takes it back before it refuses memory. Shared memory is no such cache.
+    """
     own = GROUPS / _group()
     for folder in [own, *own.parents]:
         with suppress(OSError, ValueError):  # no such file, or "max"
             most = int((folder / "memory.max").read_text())
-            yield most - int((folder / "memory.current").read_text())
+            yield most - int((folder / "memory.current").read_text()) + _file_cache(folder)
+
+
+def _file_cache(folder: Path) -> int:
+    """Bytes of a control group that cache files; 0 where the kernel does not say."""
+    with suppress(OSError):
+        return sum(map(int, re.findall(r"^(?:in)?active_file (\d+)$", (folder / "memory.stat").read_text(), re.M)))
+    return 0
 
 
 def _group() -> str:

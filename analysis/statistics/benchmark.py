@@ -74,8 +74,11 @@ def scores(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
     """A row per entry that has every regime and seed of the entry NONE, best first. policy: whose last rewards count.
 
     Columns: entry, gain (interquartile mean), low, high, improvement (over NONE), worst (least mean gain of a regime), in (that
-    regime), collapses, runs.
+    regime), collapses, runs. Raises UserError if an entry has several rows of a regime and seed.
     """
+    if (twice := runs.duplicated(["entry", "regime", "seed"])).any():
+        entry, regime, seed = runs.loc[twice.to_numpy(), ["entry", "regime", "seed"]].iloc[0]
+        raise UserError(f"several rows of {entry}, {regime}, seed {seed}: which one counts is not told; leave one of each")
     none = runs[runs.entry == NONE]
     needed = set(zip(none.regime, none.seed, strict=True))
     runs = runs[np.array([pair in needed for pair in zip(runs.regime, runs.seed, strict=True)], dtype=bool)]

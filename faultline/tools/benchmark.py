@@ -46,7 +46,8 @@ def benchmark_command(
     words: overrides of the entry, see `experiments.benchmark.overrides`, keys of a launcher, and keys of OPERATION for all runs.
     name: label of the entry, by default its words. file: a set of regimes in place of the quick set; full: all regimes of the
     study. rules: score the frozen rules of the verdict on the regimes, and take no entry. deploy: the policy to judge, both if
-    None. every_row: print every recorded row. Raises UserError on wrong arguments, and SystemExit if a run has failed.
+    None. every_row: print every recorded row. Raises UserError on wrong arguments and on the name of another recorded entry, and
+    SystemExit if a run has failed.
     """
     launcher = [word for word in words if word.startswith(LAUNCHER)]
     settings = [*SWEEP, *(word for word in words if word.partition("=")[0].partition(".")[0] in OPERATION)]
@@ -70,6 +71,7 @@ def benchmark_command(
             raise UserError(f"--name {label}: the name of a reference; give another")
         runs += plan(label, own, chosen, seeds, *settings)
         known = recorded(records.rows(), runs)
+        own_name(label, known, runs)
     _train([run for run in runs if run.config.digest not in set(known.digest) or run.entry == label], launcher)
     rows = ended(runs)
     known = known[~known.digest.isin(rows.digest)]
@@ -102,6 +104,13 @@ def recorded(rows: pd.DataFrame, runs: Sequence[Planned]) -> pd.DataFrame:
     none = rows[rows.entry == NONE]
     known = {(row.regime, row.seed) for row in none.itertuples(index=False) if own.get((row.regime, row.seed)) == row.digest}
     return rows[np.array([pair in known for pair in zip(rows.regime, rows.seed, strict=True)], dtype=bool)]
+
+
+def own_name(label: str, known: pd.DataFrame, runs: Sequence[Planned]) -> None:
+    """Raise UserError if a row of `known` has the name `label`, but another config than the planned run of that entry."""
+    planned = {run.config.digest for run in runs if run.entry == label}
+    if not set(known[known.entry == label].digest) <= planned:
+        raise UserError(f"{label}: the name of a recorded entry with another config; give --name NAME with a name of its own")
 
 
 def _train(runs: Sequence[Planned], words: Sequence[str]) -> None:

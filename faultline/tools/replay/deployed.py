@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.statistics.rules import Cutoffs, Seen
-from faultline.tools.replay.persistence import Lasting
+from faultline.tools.replay.persistence import LAG, Lasting
 from faultline.tools.replay.settings import arm_settings
 from faultline.tools.replay.verdict import Deployed, Verdict
 
@@ -24,9 +24,9 @@ UNTESTED = "This rule has not been tested out of sample."
 def answers(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], policies: Sequence[str]) -> list[Deployed]:
     """The replay's answer for each deployed policy of `policies`.
 
-    frozen: `records.verdict`; a policy without tested rule gets none.
-
-    lasting: persistence of the mismatch. No correction is named if the dump's log-probabilities are not consistent.
+    frozen: `records.verdict`; a policy without tested rule gets none. lasting: persistence of the mismatch. A rule that asks for
+    it may be undecided without it, and at a lag far from that on which it was tuned. No correction is named if the dump's
+    log-probabilities are not consistent.
     """
     return [_answer(verdict, lasting, frozen.get(policy, {}), policy) for policy in policies]
 
@@ -43,10 +43,10 @@ def _answer(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], polic
         text = f"{WORDS[frozen['best']]}, as in every regime: this constant was the best rule"
     else:
         rule = Cutoffs(**frozen["v2"])
-        known = (0.0, 1.0) if lasting.value is None else (lasting.value,)
+        known = (0.0, 1.0) if lasting.known is None else (lasting.known,)
         arms = {rule(Seen(verdict.mismatch.k3, value, verdict.dump.mean_tokens, "none")) for value in known}
         arm = arms.pop() if len(arms) == 1 else None
-        text = WORDS[arm] if arm else f"undecided: the rule asks whether the error stays, and {lasting.why}"
+        text = WORDS[arm] if arm else f"undecided: the rule asks whether the error stays over {LAG} syncs, and {lasting.why}"
     settings = arm_settings(arm) if arm not in (None, "none") else {}
     return Deployed(policy=policy, rule=name, arm=arm, text=text, measured=measured, settings=settings)
 

@@ -3,7 +3,10 @@
     persistence = Σ l·l' / √(Σ l² · Σ l'²)
 
 with l and l' the log ratios log π_old − log μ of one token after one prefix, the prompt included, in the two dumps. The sums are
-over the prefixes that both dumps hold. A run measures the same on responses that it scores again (harness/train/persistence.py).
+over the prefixes that both dumps hold. Their lag is the number of steps between the two, with one sync of the weights per step.
+
+A run measures it on other tokens: all of a few fixed responses, scored again 1, 5 and 20 syncs later
+(harness/train/persistence.py). Prefixes that recur in a dump are the likely ones.
 """
 
 from __future__ import annotations
@@ -16,9 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from faultline.tools.replay.sources import Dump
+from harness.room import bounded
 
 LAG = 20
-"""Steps between the two dumps that are compared, as nearly as the dumps allow; the study's rules use a persistence over 20."""
+"""Lag in steps that the two compared dumps should have. The study's rules were tuned on a persistence over 20 syncs."""
+ACCEPTED = range(10, 41)
+"""Lags whose persistence a rule takes: half of LAG to twice. At another lag the persistence is told, but unknown to a rule."""
 FEWEST = 100
 """Minimum number of shared prefixes. With fewer the persistence is not told."""
 LONGEST = 64
@@ -27,14 +33,31 @@ NEEDED = ("step", "prompt", "tokens", "logp_rollout", "logp_old")
 
 
 class Lasting(NamedTuple):
-    """Persistence between two steps of a dump. value: None if it cannot be told. why: the reason, or what it was measured on."""
+    """Persistence between two steps of a dump.
+
+    value: None if it cannot be told. why: the reason, or what it was measured on. lag: steps between the two.
+    """
 
     value: float | None
     why: str
+    lag: int | None = None
+
+    @property
+    def known(self) -> float | None:
+        """The value for a rule of the study: None if there is none, or at a lag outside ACCEPTED."""
+        return self.value if self.lag in ACCEPTED else None
 
 
 def persistence(dump: Dump) -> Lasting:
-    """Measure the persistence from the first step of a dump to the step nearest to LAG later."""
+    """Measure the persistence between the first step of a dump and the one whose distance from it is nearest to LAG.
+
+    Raises UserError if the dump takes more memory than there is room for.
+    """
+    with bounded(dump.path):
+        return _persistence(dump)
+
+
+def _persistence(dump: Dump) -> Lasting:
     kept: dict[int, list[pa.Table]] = {}
     for table in dump.tables():
         if lacking := [name for name in NEEDED if name not in table.column_names or table[name].null_count]:
@@ -42,12 +65,12 @@ def persistence(dump: Dump) -> Lasting:
         for step in pc.unique(table["step"]).to_pylist():
             kept.setdefault(step, []).append(table.filter(pc.equal(table["step"], step)))
             first = next(iter(kept))
-            best = min(kept.keys() - {first}, key=lambda step: (abs(step - first - LAG), step), default=first)
+            best = min(kept.keys() - {first}, key=lambda step: (abs(abs(step - first) - LAG), step), default=first)
             kept = {step: tables for step, tables in kept.items() if step in (first, best)}
     steps = {step: {key: ratio for table in tables for key, ratio in _prefixes(table)} for step, tables in kept.items()}
     if len(steps) < 2:
         return Lasting(None, "one step cannot show whether the error stays; two dumps of a run can")
-    first, later = steps
+    first, later = sorted(steps)
     shared = steps[first].keys() & steps[later].keys()
     if len(shared) < FEWEST:
         return Lasting(None, f"steps {first} and {later} share {len(shared)} prefixes, and {FEWEST} are needed")
@@ -56,16 +79,19 @@ def persistence(dump: Dump) -> Lasting:
     if scale == 0:
         return Lasting(None, "all log ratios are 0")
     value = math.fsum(a * b for a, b in pairs) / scale
-    return Lasting(value, f"steps {first} and {later}, {len(shared):,} shared prefixes")
+    lag = later - first
+    needed = "" if lag in ACCEPTED else f"; rules need {ACCEPTED[0]} to {ACCEPTED[-1]}"
+    return Lasting(value, f"steps {first} and {later} share {len(shared):,} prefixes at a lag of {lag}{needed}", lag)
 
 
 def _prefixes(table: pa.Table) -> Iterator[tuple[int, float]]:
     """Key of the prefix with its token, and log ratio, of the tokens on the mask among the first LONGEST of each response."""
-    masks = table["mask"].to_pylist() if "mask" in table.column_names else [None] * len(table)
-    columns = [table[name].to_pylist() for name in NEEDED[1:]]
-    for prompt, tokens, rollout, old, mask in zip(*columns, masks, strict=True):
-        key = hash(tuple(prompt))
-        for place, token in enumerate(tokens[:LONGEST]):
+    masks = table["mask"] if "mask" in table.column_names else pa.nulls(len(table), pa.list_(pa.bool_()))
+    columns = [pc.list_slice(values, 0, LONGEST) for values in (*(table[name] for name in NEEDED[2:]), masks)]
+    for prompt, *row in zip(table["prompt"], *columns, strict=True):
+        key = hash(tuple(prompt.as_py()))
+        tokens, rollout, old, mask = (values.as_py() for values in row)
+        for place, token in enumerate(tokens):
             key = hash((key, token))
             if mask is None or mask[place]:
                 yield key, old[place] - rollout[place]

@@ -67,7 +67,7 @@ def persistence_lines(verdict: Verdict) -> list[str]:
     """Line with the persistence of the mismatch between two steps, in a list; empty if it is not told."""
     if verdict.persistence is None:
         return []
-    return [f"Persistence {verdict.persistence:.2f}, by {verdict.persistence_note}"]
+    return [f"Persistence {verdict.persistence:.2f}: {verdict.persistence_note}"]
 
 
 def ends(presets: list[PresetEffect]) -> list[PresetEffect]:

@@ -155,7 +155,7 @@ class Verdict(_Part):
     presets: list[PresetEffect] = Field(description="the well-known presets, or those of --corrections; least ESS first")
     deployed: list[Deployed] = Field(default=[], description="the answer for each policy that may be deployed")
     persistence: float | None = Field(default=None, description="of the mismatch between two steps; null where it is not told")
-    persistence_note: str = Field(default="", description="the steps of persistence, or why it is not told")
+    persistence_note: str = Field(default="", description="the steps of persistence and their lag, or why it is not told")
     bounds: list[Bound] = Field(description="a bound for each family")
     skipped: dict[str, str] = Field(description="presets that could not be replayed, and why")
     limitations: list[str] = Field(description="what this dump cannot show")

@@ -73,6 +73,12 @@ def test_scores_rank_entries_and_leave_out_what_is_incomplete():
     assert table.loc[NONE, "improvement"] == 0.5 and (table.loc[NONE, ["low", "high"]] == 0).all()
 
 
+def test_two_runs_of_one_entry_regime_and_seed_are_refused():
+    table = runs(REFERENCES | {("mask", "a"): [0.5, 0.6]})
+    with pytest.raises(UserError, match="several rows of mask, a, seed 1: which one counts is not told; leave one of each"):
+        scores(pd.concat([table, table.iloc[[-1]].assign(trainer=0.9)]), "trainer")
+
+
 def test_each_policy_has_its_own_scores():
     """The sampler's rewards are halves: its harm is 0.2, and FLOOR·(0.4 − 0.2) = 0.05 is less. So the gains are those above."""
     table = runs(REFERENCES | {("mask", "a"): [0.5, 0.6]})

@@ -4,11 +4,11 @@ import pandas as pd
 import pytest
 
 from analysis.statistics.benchmark import CONTROL, NONE, scores
-from experiments.benchmark import of_study, references
+from experiments.benchmark import of_study, plan, references
 from experiments.regimes import Regime, regimes
 from faultline import records
 from faultline.cli import main
-from faultline.tools.benchmark import recorded, regrets, table
+from faultline.tools.benchmark import own_name, recorded, regrets, table
 
 INT8 = {"dense/int8": of_study(Regime("dense", "int8"))}
 
@@ -35,6 +35,24 @@ def test_a_recorded_name_with_another_config_is_not_taken():
     )
     assert set(recorded(rows, runs).seed) == {70} and len(recorded(rows, runs)) == 3
     assert list(recorded(records.rows()[:0], runs)) == list(records.COLUMNS)
+
+
+def test_an_entry_with_the_name_of_another_recorded_one_is_refused_before_any_run(monkeypatch, tmp_path, capsys):
+    """The record has `icepop` of another config in this regime. With the config of the record it is the same row."""
+    same = plan("icepop", ["correction=icepop"], INT8, [70])
+    rows = pd.DataFrame(
+        [
+            {"entry": run.entry, "regime": run.regime, "seed": run.seed, "digest": run.config.digest}
+            for run in (*references(INT8, [70]), *same)
+        ]
+    )
+    own_name("icepop", rows, same)
+    monkeypatch.setattr(records, "rows", lambda: rows)
+    monkeypatch.setattr(records, "quick", lambda: INT8)
+    with pytest.raises(SystemExit) as left:
+        main(["benchmark", "--seeds", "70", "--name", "icepop", "loss=gspo", f"run.root={tmp_path}"])
+    assert left.value.code == 2 and not list(tmp_path.iterdir())
+    assert "icepop: the name of a recorded entry with another config; give --name NAME" in capsys.readouterr().err
 
 
 def ends(values: dict[str, float], **more: float) -> pd.DataFrame:

@@ -1,14 +1,20 @@
 """The answer for each deployed policy from rules by hand, and the persistence between two steps of a dump."""
 
+import tracemalloc
+
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from faultline.tools.replay import terminal
 from faultline.tools.replay.deployed import UNTESTED, answers
-from faultline.tools.replay.persistence import FEWEST, Lasting, persistence
+from faultline.tools.replay.persistence import FEWEST, LONGEST, Lasting, _prefixes, persistence
 from faultline.tools.replay.sources import Dump
 from faultline.tools.replay.verdict import DiagnosisSummary, DumpSize, Mismatch, Verdict
+from harness import room
 from harness.dumps import files
+from harness.room import TooLarge
 
 ONE_STEP = Lasting(None, "one step cannot show whether the error stays")
 SCORES = {
@@ -77,9 +83,15 @@ def test_a_constant_that_won_is_proposed_for_each_policy_and_said_to_be_one():
     ],
 )
 def test_v2_asks_for_size_length_and_persistence(of, value, arm):
-    found = answer("v2", Lasting(value, ONE_STEP.why), **of)
+    found = answer("v2", Lasting(value, ONE_STEP.why, 20), **of)
     assert found.arm == arm and ("undecided" in found.text) == (arm is None)
     assert arm is not None or ONE_STEP.why in found.text
+
+
+@pytest.mark.parametrize(("lag", "arm"), [(1, None), (9, None), (10, "token"), (40, "token"), (41, None)])
+def test_v2_knows_no_persistence_of_a_lag_far_from_20(lag, arm):
+    """The rule was tuned on persistence over 20 syncs. An error that lasts one step may be redrawn within 20."""
+    assert answer("v2", Lasting(0.9, "steps", lag)).arm == arm
 
 
 def test_a_fault_gets_no_arm():
@@ -104,7 +116,22 @@ def test_persistence_is_the_correlation_over_shared_prefixes(tmp_path):
     assert persistence(write(tmp_path / "a", (0, l, prompts), (20, 2 * l, prompts))).value == pytest.approx(1.0)
     half = np.where(np.arange(16)[:, None] < 8, l, -l)
     found = persistence(write(tmp_path / "b", (0, l, prompts), (5, l, prompts), (19, half, prompts)))
-    assert found.value == pytest.approx(0.0, abs=1e-12) and found.why == "steps 0 and 19, 128 shared prefixes"
+    assert found.value == pytest.approx(0.0, abs=1e-12) and found.lag == 19
+    assert found.why == "steps 0 and 19 share 128 prefixes at a lag of 19"
+
+
+def test_a_lag_that_the_rule_does_not_take_is_told(tmp_path):
+    """The file of step 2 is read before that of step 1, and the lag is 1 all the same."""
+    prompts, l = np.arange(16), np.full((16, 8), 0.1)
+    write(tmp_path / "a", (1, l, prompts), (2, l, prompts))
+    (tmp_path / "a" / "1.parquet").rename(tmp_path / "a" / "3.parquet")
+    found = persistence(dump := Dump(tmp_path / "a"))
+    assert [path.name for path in dump.files] == ["2.parquet", "3.parquet"] and found.lag == 1
+    assert found.why == "steps 1 and 2 share 128 prefixes at a lag of 1; rules need 10 to 40"
+    shown = terminal.lines(verdict().model_copy(update={"persistence": found.value, "persistence_note": found.why}))
+    assert f"Persistence 1.00: {found.why}" in shown
+    told = answer("v2", found).text
+    assert told.startswith("undecided: the rule asks whether the error stays over 20 syncs, and steps 1 and 2 share")
 
 
 def test_persistence_says_why_it_is_not_told(tmp_path):
@@ -114,3 +141,26 @@ def test_persistence_says_why_it_is_not_told(tmp_path):
     assert apart == Lasting(None, f"steps 0 and 20 share 48 prefixes, and {FEWEST} are needed")  # six prompts of eight tokens
     (tmp_path / "c.jsonl").write_text('{"logp_rollout": [-1.0], "logp_old": [-1.0]}')
     assert persistence(Dump(tmp_path / "c.jsonl")).why == "the dump has no step and no prompt and no tokens"
+
+
+def test_a_dump_that_takes_too_much_is_refused(tmp_path, monkeypatch):
+    """A prompt of 2^24 zeros has 128 MiB in memory and a few kB in the file. There is room for 64 MiB."""
+    prompts = pa.array([np.zeros(1 << 24, np.int64)] * 2)
+    columns = {"step": [0, 20], "tokens": [[1], [1]], "logp_rollout": [[-1.0]] * 2, "logp_old": [[-1.1]] * 2}
+    pq.write_table(pa.table(columns | {"prompt": prompts}), tmp_path / "bomb.parquet", compression="zstd", row_group_size=1)
+    pa.default_memory_pool().release_unused()  # freed memory that is used again would not count
+    monkeypatch.setattr(room, "room", lambda: 64 << 20)
+    with pytest.raises(TooLarge, match=r"bomb\.parquet: takes more than"):
+        persistence(Dump(tmp_path / "bomb.parquet"))
+
+
+def test_only_the_compared_tokens_become_python_objects(tmp_path):
+    """Of a response of 2^20 tokens the first 64 are compared. A list of all would take 8 MiB for its pointers alone."""
+    long = np.full(1 << 20, -1.0)
+    table = pa.table({"prompt": [[1]], "tokens": [np.zeros(1 << 20, int)], "logp_rollout": [long], "logp_old": [long]})
+    table = table.append_column("mask", pa.array([np.ones(1 << 20, bool)]))
+    tracemalloc.start()
+    count = len(list(_prefixes(table)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count == LONGEST and peak < 1 << 20
