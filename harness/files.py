@@ -36,6 +36,8 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         remedy = "free some space or set run.root to another disk, then start again: the run resumes from its last checkpoint"
+        if isinstance(error, FileNotFoundError):  # the folder, since writing creates files
+            remedy = "its folder was moved or removed; put it back, then start again: the run resumes from its last checkpoint"
         raise Unavailable(f"{path}: cannot write ({error.strerror}); {remedy}") from error
 
 

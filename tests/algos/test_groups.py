@@ -115,6 +115,24 @@ def test_the_diagnostics_of_the_mismatch_are_those_of_any_level(size):
         assert found[name] == value or (found[name].isnan() and value.isnan()), name
 
 
+@pytest.mark.parametrize("level", ["group", "token", "sequence"])
+def test_the_chi2_of_sequences_by_hand_at_any_level(level):
+    """Five tokens of 10 nats each: E[ρ²] − 1 = e¹⁰⁰ − 1 = 2.688e43, above fp32's 3.4e38.
+
+    Two responses with S = ±x, x = 2⁻¹³ = 1.2e-4 (exact in fp32): E[ρ²]/E[ρ]² − 1 = cosh 2x/cosh² x − 1 = tanh² x = 1.49e-8.
+    """
+    spec = GEPO if level == "group" else Correction(weight=Weight(level, upper=math.inf))
+
+    def found(mu: Tensor, pi: Tensor) -> dict[str, Tensor]:
+        batch = Batch(mu, torch.ones_like(mu).bool(), pi, prompt=torch.zeros(len(mu), dtype=torch.long))
+        return finish_diagnostics(correct_with_diagnostics(batch, spec)[1], spec)
+
+    far = found(torch.full((2, 5), -11.0), torch.full((2, 5), -1.0))
+    assert far["rollout_corr/chi2_seq"].item() == pytest.approx(math.expm1(100), rel=1e-12)
+    near = found(torch.full((2, 1), -1.0), torch.tensor([[-1 + 2**-13], [-1 - 2**-13]]))
+    assert near["mismatch/chi2_sequence_normalized"].item() == pytest.approx(math.tanh(2**-13) ** 2, rel=1e-6)
+
+
 def test_the_weight_of_gepo_needs_whole_groups():
     batch = Batch(torch.zeros(1, 1), torch.ones(1, 1).bool(), torch.zeros(1, 1))
     with pytest.raises(ValueError, match="level=group needs prompt, the number of the prompt that each response answers"):

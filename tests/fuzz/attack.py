@@ -1,6 +1,7 @@
 """Random command lines, and commands on damaged or hostile folders: python -m tests.fuzz.attack --lines 1000 --folders 500.
 
-Each case is a forked process with a folder of its own. Prints a `Tally` and the cases that count in it; exits 0 if all is 0.
+Each case is a forked process with a folder of its own. Its number and the seed alone draw it, so the cases can be run in parts:
+`--from 450 --lines 550` goes on after 450 lines. Prints a `Tally` and the cases that count in it; exits 0 if all is 0.
 """
 
 from __future__ import annotations
@@ -176,14 +177,14 @@ def judge(case: Case, code: int, shown: str, hung: bool, place: Path) -> Tally:
     )
 
 
-def fuzz(lines: int, folders: int, seed: int, root: Path) -> Tally:
-    """Run so many cases of each kind, print those that count, and add up their tallies."""
+def fuzz(lines: int, folders: int, seed: int, root: Path, first: int = 0) -> Tally:
+    """Run so many cases of each kind from the case `first` on, print those that count, and add up their tallies."""
     for module in SHARED:
         importlib.import_module(module)
     sound(root / "sound")
     counted: Counter[str] = Counter()
     for kind, count in (("line", lines), ("folder", folders)):
-        for number in range(count):
+        for number in range(first, first + count):
             rng, place = random.Random(f"{seed} {kind} {number}"), root / f"{kind}-{number}"
             shutil.copytree(root / "sound", place, symlinks=True)
             case = line(rng) if kind == "line" else hostile(place, rng)
@@ -195,7 +196,7 @@ def fuzz(lines: int, folders: int, seed: int, root: Path) -> Tally:
                 print(f"{kind} {number}: {wrong}: {case.words} exit {code}\n{shown[-1500:]!r}", flush=True)
             shutil.rmtree(place)
             if (number + 1) % 50 == 0:
-                print(f"{number + 1} {kind}s: {dict(counted)}", flush=True)
+                print(f"{kind} {first} to {number}: {dict(counted)}", flush=True)
     return Tally(**counted)
 
 
@@ -203,12 +204,14 @@ def run() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lines", type=int, default=1000)
     parser.add_argument("--folders", type=int, default=500)
+    parser.add_argument("--from", type=int, default=0, dest="first", metavar="N", help="number of the first case of each kind")
     parser.add_argument("--seed", type=int, default=SEED)
     given = parser.parse_args()
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
     with tempfile.TemporaryDirectory() as root:
-        tally = fuzz(given.lines, given.folders, given.seed, Path(root))
-    print(f"{given.lines} lines, {given.folders} folders: {', '.join(f'{v} {k}' for k, v in tally._asdict().items())}")
+        tally = fuzz(given.lines, given.folders, given.seed, Path(root), given.first)
+    counts = ", ".join(f"{value} {name}" for name, value in tally._asdict().items())
+    print(f"{given.lines} lines, {given.folders} folders from {given.first}: {counts}")
     raise SystemExit(any(tally))
 
 
