@@ -53,7 +53,14 @@ def operate(source: Source, out: Translation, program: str, numbers: Mapping[str
 
 
 def engine(source: Source, out: Translation, name: str, parallel: str) -> None:
-    """Translate the rollout engine (key `name`) and, for vLLM alone, its tensor parallelism (key `parallel`)."""
+    """Translate the rollout engine (key `name`) and, for vLLM alone, its tensor parallelism (key `parallel`).
+
+    Without the recipe's model the embedded engine samples, so that the experiment runs on a machine without vLLM.
+    """
+    if not out.ready and source.take(name) == "vllm":
+        remedy = "rollout/engine=vllm, after `make vllm`, samples with vLLM"
+        out.notes.append(f"{source.key(name)}=vllm: the embedded engine samples here; {remedy}")
+        return
     out.choose("rollout/engine", source, name, {"vllm": "vllm"})
     if "rollout/engine" in out.options:
         out.set("rollout.engine.tensor_parallel", source.number(parallel))

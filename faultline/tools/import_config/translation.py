@@ -187,9 +187,6 @@ class Translation:
         elif data is not None:
             read = "task=gsm8k reads it from the hub" if task == "gsm8k" else "give task.path, JSON lines, and task.verifier"
             self.notes.append(f"{source.key(keys.data)}={data}: no run reads it here; {read}")
-        if "rollout/precision" not in self.options:
-            self.options["rollout/precision"] = "bf16"
-            self.notes.append("the dtype of the rollout is not set: bf16, as theirs is by default")
         self.set("task.max_prompt", source.number(keys.prompt))
         self.set("task.answer_length", source.number(keys.response))
 
@@ -307,6 +304,8 @@ class Translation:
         lines += [f"# note: {printable(note)}" for note in self.notes]
         lines += [f"# not translated: {printable(line)}" for line in self.lost + left]
         lines += ["defaults:", *(f"  - override /{group}: {option}" for group, option in self.options.items())]
+        if "rollout/precision" not in self.options:
+            lines += ["  - override /rollout/precision: bf16  # the dtype of the rollout is not set; theirs is bf16 by default"]
         lines += ["  - override /correction: none  # a clean slate: `correction` below sets every key of it"]
         return "\n".join(lines) + "\n" + yaml.safe_dump(values, sort_keys=False)
 

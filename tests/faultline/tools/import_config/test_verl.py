@@ -425,15 +425,19 @@ def test_a_key_of_a_correction_that_is_not_translated_is_an_error(imported, sour
 
 
 def test_the_engine_and_the_memory_of_verl(imported):
-    """Every key that has one here."""
+    """Without --launch the small model trains, and no machine needs vLLM for it."""
     body, notes, lost = imported(
         {"actor_rollout_ref": {"rollout": {"name": "vllm", "tensor_model_parallel_size": 2},
                                "model": {"path": "Qwen/Qwen3-8B", "enable_gradient_checkpointing": True}}}
     )  # fmt: skip
-    assert body["options"]["rollout/engine"] == "vllm" and body["rollout"]["engine"] == {"tensor_parallel": 2}
-    assert body["actor"]["gradient_checkpointing"] is True and lost == []
-    path = "Qwen/Qwen3-8B"
-    assert notes == [f"actor_rollout_ref.model.path={path}: model=hub model.path={path} warmstart=none, and a task of text"]
+    assert "rollout/engine" not in body["options"] and body["options"]["rollout/precision"] == "bf16"
+    assert body["actor"]["gradient_checkpointing"] is True
+    assert lost == ["actor_rollout_ref.rollout.tensor_model_parallel_size=2"]
+    path, remedy = "Qwen/Qwen3-8B", "rollout/engine=vllm, after `make vllm`, samples with vLLM"
+    assert notes == [
+        f"actor_rollout_ref.rollout.name=vllm: the embedded engine samples here; {remedy}",
+        f"actor_rollout_ref.model.path={path}: model=hub model.path={path} warmstart=none, and a task of text",
+    ]
     assert imported({"actor_rollout_ref.rollout": {"name": "sglang", "tensor_model_parallel_size": 2}})[2] == [
         "actor_rollout_ref.rollout.name=sglang: no such rollout/engine here, or no run provides what it needs",
         "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
