@@ -7,6 +7,7 @@ each deployed policy, `trainer` and `sampler`. The entries NONE and CONTROL are 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -49,14 +50,16 @@ def interquartile_mean(values: Sequence[float] | np.ndarray) -> float:
     return float(trim_mean(np.asarray(values, dtype=float), 0.25, axis=None))
 
 
-def interval(strata: Sequence[np.ndarray], seed: int = 0) -> tuple[float, float]:
-    """The 95 % percentile interval of the interquartile mean by a stratified bootstrap. strata: an array of values per regime.
+def interval(gains: np.ndarray, seed: int = 0) -> tuple[float, float]:
+    """The 95 % percentile interval of the interquartile mean by a bootstrap of seeds. gains: [seeds, regimes].
 
-    Each resample draws as many values of every regime as it has, with replacement. Regimes are not resampled, so the interval
-    says nothing about other regimes.
+    Each resample draws as many seeds as there are, with replacement, and takes them in every regime. A seed has the same prompts
+    and noise in all regimes, and one warm start in regimes of equal tasks and models, so its gains are not independent between
+    regimes. Two things are held fixed: the regimes, so the interval says nothing about other ones, and the scale of the gains,
+    which is a mean over all seeds of the references. rliable draws independently in each task instead.
     """
     rng = np.random.default_rng(seed)
-    drawn = np.concatenate([values[rng.integers(0, len(values), (RESAMPLES, len(values)))] for values in strata], axis=1)
+    drawn = gains[rng.integers(0, len(gains), (RESAMPLES, len(gains)))].reshape(RESAMPLES, -1)
     low, high = np.quantile(trim_mean(drawn, 0.25, axis=1), [0.025, 0.975])
     return float(low), float(high)
 
@@ -74,13 +77,17 @@ def scores(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
     """A row per entry that has every regime and seed of the entry NONE, best first. policy: whose last rewards count.
 
     Columns: entry, gain (interquartile mean), low, high, improvement (over NONE), worst (least mean gain of a regime), in (that
-    regime), collapses, runs. Raises UserError if an entry has several rows of a regime and seed.
+    regime), collapses, runs. Raises UserError if an entry has several rows of a regime and seed, and if NONE lacks
+    a seed in a regime that it has in another.
     """
     if (twice := runs.duplicated(["entry", "regime", "seed"])).any():
         entry, regime, seed = runs.loc[twice.to_numpy(), ["entry", "regime", "seed"]].iloc[0]
         raise UserError(f"several rows of {entry}, {regime}, seed {seed}: which one counts is not told; leave one of each")
     none = runs[runs.entry == NONE]
     needed = set(zip(none.regime, none.seed, strict=True))
+    for regime, seed in product(sorted(set(none.regime)), sorted(set(none.seed))):
+        if (regime, seed) not in needed:
+            raise UserError(f"{regime}: no run without a correction of seed {seed}, which other regimes have; run it as well")
     runs = runs[np.array([pair in needed for pair in zip(runs.regime, runs.seed, strict=True)], dtype=bool)]
     gains, rows = normalised(runs, policy), []
     without = [part[policy].to_numpy() for _, part in none.groupby("regime")]
@@ -88,7 +95,7 @@ def scores(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
         if len(part) < len(needed):
             continue
         ends = [regime[policy].to_numpy() for _, regime in runs[runs.entry == entry].groupby("regime")]
-        low, high = interval([regime.gain.to_numpy() for _, regime in part.groupby("regime")])
+        low, high = interval(part.pivot(index="seed", columns="regime", values="gain").to_numpy())
         worst = part.groupby("regime").gain.mean()
         row = {"entry": entry, "gain": interquartile_mean(part.gain), "low": low, "high": high}
         row |= {"improvement": improvement(ends, without), "worst": worst.min(), "in": worst.idxmin()}

@@ -48,11 +48,34 @@ def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end():
     assert interquartile_mean([100, 0, 1, 2, 3, 4, 5, -100]) == pytest.approx((1 + 2 + 3 + 4) / 4)
 
 
-def test_the_interval_resamples_seeds_within_their_regime():
-    """Seeds that agree leave no width, however far regimes are apart. Of two seeds 0 and 1 in one regime a resample is 0, 1/2 or
-    1 with probability 1/4, 1/2, 1/4, so its 2.5 % quantiles are 0 and 1."""
-    assert interval([np.array([0.1, 0.1]), np.array([0.9, 0.9])]) == pytest.approx((0.5, 0.5))
-    assert interval([np.array([0.0, 1.0])]) == (0.0, 1.0)
+def test_the_interval_draws_the_same_seeds_for_all_regimes():
+    """Two seeds a resample: with probability 1/4, 1/2, 1/4 it has the first twice, both, or the second twice.
+
+    Gains that follow the seed alone, 0 and 1 in all 32 regimes, have means 0, 1/2 and 1. So the 2.5 % quantiles are 0 and 1, as
+    of one regime. Of 64 independent draws some 24 to 40 would be 1, so the middle half would have means of 1/4 to 3/4.
+    Gains 0 and 1 in one regime and 1 and 0 in the other have half of each in any resample. Seeds that agree leave no width,
+    however far regimes are apart.
+    """
+    for regimes in (1, 32):
+        assert interval(np.array([[0.0] * regimes, [1.0] * regimes])) == (0.0, 1.0)
+    assert interval(np.array([[0.0, 1.0], [1.0, 0.0]])) == (0.5, 0.5)
+    assert interval(np.array([[0.1, 0.9], [0.1, 0.9]])) == pytest.approx((0.5, 0.5))
+
+
+def test_the_scores_have_that_interval():
+    """The first seed gains 0 and the second 1 in all 32 regimes. Their rows are reversed in half of them."""
+    names = [f"{number:02}" for number in range(32)]
+    ends = {(CONTROL, name): [0.8, 0.8] for name in names} | {(NONE, name): [0.4, 0.4] for name in names}
+    table = runs(ends | {("mask", name): [0.4, 0.8] for name in names})
+    table = pd.concat([table[table.regime < "16"], table[table.regime >= "16"][::-1]])
+    mask = scores(table, "trainer").set_index("entry").loc["mask"]
+    assert (mask.low, mask.high) == pytest.approx((0.0, 1.0))
+
+
+def test_regimes_of_different_seeds_are_refused():
+    table = runs(REFERENCES | {(CONTROL, "b"): [0.8, 0.8], (NONE, "b"): [0.4]})
+    with pytest.raises(UserError, match="b: no run without a correction of seed 1, which other regimes have"):
+        scores(table, "trainer")
 
 
 def test_the_probability_of_improvement_is_a_mean_over_regimes():
