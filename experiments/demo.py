@@ -4,8 +4,8 @@
     python -m experiments.demo 80 steps=40        # with overrides for all runs
 
 An exact control, BF16, FP8 and W4A4 rollouts, and a synthetic error of one size, fresh and fixed, train without correction.
-`faultline replay` then reads the first dump of the arm that ends furthest below the control. That arm trains again with the
-settings that the verdict proposes. The last line compares control, harmed arm and corrected arm. Ended runs are not repeated.
+`faultline replay` then reads the first dump of the runs that end furthest below the control. They train again with the
+settings that the verdict proposes. The last line compares control, harmed runs and corrected runs. Ended runs are not repeated.
 """
 
 from __future__ import annotations

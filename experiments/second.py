@@ -63,7 +63,7 @@ def remedied(persistence: float, corrections: tuple[str, ...]) -> Pairs:
 
 
 def continued(setting: str) -> dict[str, tuple[str, str]]:
-    """The comparisons of one setting in the plan that continues the second study: name -> (arm, reference arm)."""
+    """The planned comparisons in one setting (such as a loss): name -> (arm, reference arm), each runs alike but for the seed."""
     control, fresh, fixed = arm(setting=setting), noisy(0.2, 0, setting=setting), noisy(0.2, 1, setting=setting)
     truncated = noisy(0.2, 1, "token-truncate", setting)
     return {"harm": (fixed, control), "fresh": (fresh, control), "persistence": (fixed, fresh), "remedy": (truncated, fixed)}

@@ -87,7 +87,7 @@ def _long(curves: pd.DataFrame) -> Figure:
 
 
 def persistence(curves: pd.DataFrame) -> Figure:
-    """Draw the trained policy's held-out reward without an error, with fresh and with fixed noise. curves: long.csv."""
+    """Draw the trained policy's held-out reward by step, without noise, with fresh and with fixed noise. curves: long.csv."""
     figure, axis = plt.subplots(figsize=(8, 4), layout="constrained")
     end = {}
     for (noise, persistence), colour in LONG.items():

@@ -52,7 +52,7 @@ ANCHORS = ("partial", "stale_2", "fp8_cache", "fp8_tensor", "nvfp4", "w4a4", "fi
 MAPPED = (*ANCHORS, *SOURCES)
 BEDS = ("dense", "moe")
 FIRST_SEED, SEEDS = 110, 5
-"""The map has the first SEEDS seeds from FIRST_SEED on whose warm starts are fit for RL on all beds."""
+"""The map has the first SEEDS seeds from FIRST_SEED on with warm starts fit for RL on each model and task."""
 CHANGED = "diagnostics.changed_weights=true"
 ROOT, SWEEP = Path("runs"), "sources"
 FOLDER = Path("experiments/study/sources")
@@ -81,7 +81,7 @@ def seeds() -> list[int]:
 
 
 def commands(number: int, chosen: Collection[int], done: Collection[tuple[str, str, int]] = ()) -> list[str]:
-    """The shell commands of list `number`, without sources whose runs are all in `done`, triples (bed, source, seed).
+    """The shell commands of list `number`, without sources whose runs are all in `done`: (model and task, source, seed).
 
     1: the exact controls. 2 and 3: the sources on the dense model and on the mixture of experts. Raises UserError on another
     number.
@@ -102,7 +102,7 @@ def commands(number: int, chosen: Collection[int], done: Collection[tuple[str, s
 
 
 def names(chosen: Collection[int]) -> dict[str, tuple[str, str]]:
-    """Config digest of each planned run -> (bed, source). chosen: seeds."""
+    """Config digest of each planned run -> (name of its model and task, its source of mismatch). chosen: seeds."""
     found = {}
     for bed, source, seed in product(BEDS, ("exact", *MAPPED), chosen):
         given = f"+regime/bed={bed}", f"+regime/source={source}", f"seed={seed}", CHANGED
@@ -143,7 +143,7 @@ def rows(results: Results, known: Mapping[str, tuple[str, str]]) -> pd.DataFrame
 
 
 def mapped(runs: pd.DataFrame) -> pd.DataFrame:
-    """The table of sources: a row per bed and source, with medians over seeds, and for each policy the mean cost.
+    """The table of sources of mismatch: a row per model and source: medians over seeds, and the mean cost for each policy.
 
     cost: reward that the exact control ends with, less that of the source, as a share of the control's gain.
     """

@@ -45,7 +45,7 @@ PLAN = StudyPlan(
 
 
 def endpoints(sweep: Path) -> pd.DataFrame:
-    """Table with a row per ended run: arm, seed, start, reward, best, training_reward, k3, seconds, ess and tokens.
+    """Table with a row per ended run: arm (config without the seed), seed, start, reward, best, training_reward, k3 and more.
 
     start: the evaluation before the first step. reward: mean of the last three held-out evaluations. k3: nats per token, the
     median over steps. step_seconds, generate_seconds, train_seconds: medians over steps. ess_*, tokens_*: sequence ESS and mean

@@ -81,13 +81,13 @@ def arm_of(config: Mapping[str, Any]) -> str:
 
 
 def finished(results: Results) -> list[tuple[str, str, int]]:
-    """List of (run, arm, seed), one for each finished run."""
+    """List of (run, precision and correction, seed), one for each finished run."""
     ended = results.runs[results.runs.state.isin(FINISHED)]
     return [(str(run), arm_of(results.configs[str(run)]), int(about.seed)) for run, about in ended.iterrows()]
 
 
 def endpoints(results: Results) -> pd.DataFrame:
-    """Table with a row per finished run: arm, seed, start, its endpoints, outcome, k3, ess, tokens and seconds.
+    """Table with a row per finished run: arm (precision, correction), seed, rewards, outcome, k3, ess, tokens and seconds.
 
     start: held-out reward before the first step. trainer, sampler: mean of the last EVALUATIONS held-out evaluations of each
     policy up to step STEPS. rollouts: mean reward of the last TRAINED steps up to STEPS. late_trainer, late_sampler,
@@ -232,7 +232,7 @@ def spread(runs: pd.DataFrame) -> float:
 
 
 def power(sd: float, pairs: int = len(SEEDS), draws: int = 2000) -> pd.DataFrame:
-    """Table with a row per true difference δ of reward: shares of simulated studies that find it, and that call an arm no worse.
+    """Table with a row per true difference δ of reward: shares of simulated studies that find it, and that claim "no worse".
 
     Differences of pairs are normal with mean δ and standard deviation sd. The share that finds δ is given at p ≤ 0.05 and at p ≤
     0.025, the stricter of Holm's two levels. "no worse" is the share of studies whose arm counts as no worse if it is δ below its

@@ -65,7 +65,7 @@ Runs = Set[tuple[str, str, int]]
 def commands(
     number: int, parts: Split, beds: Iterable[str], verdicts: pd.DataFrame | None = None, done: Runs = frozenset()
 ) -> list[str]:
-    """The shell commands of list `number` of runs, without the regimes whose runs are all in `done`.
+    """The shell commands of list `number` of runs, without the models and mismatches whose runs are all in `done`.
 
     1: the controls. 2 to 4: the calibration regimes without correction, with the corrections, and with the verdict's settings. 5
     to 7: the held-out regimes in these three ways. verdicts: the verdicts of the uncorrected runs, which lists 4 and 7 need.
@@ -221,7 +221,7 @@ QUESTIONS = {"held_out/own": "trainer", "held_out/rollout": "sampler"}
 def questions(results: Results) -> pd.DataFrame:
     """A row per finished run and policy: `rewards` is the mean reward [N] of each held-out prompt over the last LAST evaluations.
 
-    Runs of one bed and seed have the same prompts in the same places.
+    Runs of one model and task with one seed have the same prompts in the same places.
     """
     rows = []
     for run, about in results.runs[results.runs.state.isin(FINISHED)].iterrows():
@@ -245,7 +245,7 @@ GRID = [
 
 
 def rules(v2: Rule, best: str) -> dict[str, Rule]:
-    """Name -> function that picks a correction from an uncorrected run's measurements. v2: the tuned one. best: a fixed one."""
+    """Name -> function that maps measurements of an uncorrected run to a correction. v2: the tuned one. best: a fixed one."""
     always = {f"always {arm}": constant(arm) for arm in ARMS}
     return always | {"verdict": lambda seen: seen.verdict, "v2": v2, "best constant": constant(best)}
 
@@ -354,7 +354,7 @@ def tau(persistence: Mapping[int, float]) -> float:
 
 
 def costs(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
-    """Table with a row per regime: its cost in reward without correction, and its early signals of harm.
+    """Table with a row per regime (model and mismatch): its cost in reward without correction, and its early signals of harm.
 
     Columns: regime, cost (lost share of the control's gain), k3, dose = k3·tau, other signals of the first EARLY steps, collapsed
     (share of seeds), and onset (median).

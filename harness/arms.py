@@ -16,7 +16,7 @@ from harness.config import OPERATION
 NONE = "none"
 """Text shown as the correction of runs that have none."""
 UNNAMED = (*OPERATION, "seed")
-"""Config sections that never appear in the name of an arm (runs alike but for the seed): they change no result."""
+"""Config sections left out of the name of an arm (runs alike but for the seed): the seed, and those that change no result."""
 NAMED = ("rollout.precision.name", "loss.name", "routing.replay")
 """Config keys with a fixed place in the name of an arm (runs alike but for the seed), so never added as key=value."""
 

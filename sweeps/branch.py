@@ -59,7 +59,7 @@ def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: boo
 
 
 def _seeded(checkpoint: Checkpoint, arm: str, seeds: int, sweep: str) -> list[Config]:
-    """The configs of a branch, one per seed. arm: its overrides, by spaces. Raises UserError on one that cannot be used."""
+    """The configs of a branch, one per seed. arm: overrides separated by spaces. Raises UserError on a wrong one."""
     _check_overrides(arm)
     changed, configs = overridden(checkpoint.config, arm.split()), []
     for seed in range(seeds):

@@ -31,7 +31,7 @@ ARMS = {
 class Size(NamedTuple):
     """The amount of computation in the GPU checks.
 
-    model: a folder that transformers loads. responses: number of responses per arm, in groups of four. answer: maximum tokens of
+    model: a folder that transformers loads. responses: their number per precision, in groups of four. answer: maximum tokens of
     a response. steps: number of RL steps. arms: keys of ARMS that the anatomy compares. overrides: further config overrides.
     """
 

@@ -76,7 +76,7 @@ class Detectors:
         return outcome({name: event["onset"] for name, event in self.events.items()}, self.detectors)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the collapse detectors: their events so far, and what each of them remembers."""
+        """State of the collapse detectors for a checkpoint: their events so far, and what each of them remembers."""
         return {"events": self.events, "detectors": {name: detector.state for name, detector in self.detectors.items()}}
 
     def restore(self, events: Mapping[str, Event], states: Mapping[str, dict[str, Any]]) -> None:

@@ -102,7 +102,7 @@ class RolloutEngine(ABC):
 
     @classmethod
     def reports_routes(cls) -> ReportedRoutes:
-        """Whether the engine reports here the experts that it chose for each token: nothing, their ids, or their weights too."""
+        """Extent to which rollouts report here the experts chosen for each token: nothing, their ids, or their weights too."""
         return "nothing"
 
     @classmethod

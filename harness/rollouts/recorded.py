@@ -21,7 +21,7 @@ class Recorded(NamedTuple):
     """Tokens over which a pass renormalises π, [B, T, ⌈V/8⌉] uint8 as `pack` makes it, 0 after the end; None: all tokens."""
 
     def of(self, rows: Any) -> Recorded:
-        """What the engine recorded of the responses `rows`, which may be any index of the first dimension."""
+        """The engine's records of the responses `rows`, which may be any index of the first dimension."""
         return self.map(lambda part: part[rows])
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Recorded:

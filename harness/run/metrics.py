@@ -178,7 +178,7 @@ recorded at each step, the others every diagnostics.every steps."""
 
 
 def check_named(names: Iterable[str]) -> None:
-    """Raise KeyError if any metric name is neither listed as a metric of runs nor begins with a listed prefix."""
+    """Raise KeyError if any metric name is not listed here and begins with none of the listed prefixes."""
     for name in names:
         if not name.startswith(tuple(FAMILIES)):
             METRICS[name]
