@@ -62,7 +62,7 @@ def rows_table(rows: pa.Table, run: str) -> pa.Table:
     if len(step) and not (np.diff(step) > 0).all():
         _, last = np.unique(step[::-1], return_index=True)
         rows = rows.take(len(step) - 1 - last)
-    names = _few([name for name in rows.column_names if name != "step"], run)
+    names = _few([name for name in rows.column_names if name not in ("step", "run")], run)  # a forged metric may be named run
     kinds = [rows.schema.field(name).type for name in names]
     numbers = {n: rows[n].cast(pa.float64()) for n, k in zip(names, kinds, strict=True) if pa.types.is_floating(k) or _whole(k)}
     label = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(rows), np.int32)), pa.array([run]))

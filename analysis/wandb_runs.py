@@ -172,7 +172,8 @@ def _row(values: dict[str, Any]) -> dict[str, Any] | None:
     step = values.get("_step")
     if not isinstance(step, int | float) or not (0 <= step <= LAST_STEP and step == int(step)):
         return None
-    return {"step": int(step), **{key: _number(value) for key, value in values.items() if not key.startswith("_")}}
+    metrics = {key: _number(value) for key, value in values.items() if not key.startswith("_")}
+    return metrics | {"step": int(step)}  # a forged metric may be named step
 
 
 def _number(value: Any) -> Any:

@@ -51,7 +51,8 @@ def save(
         with writing(folder):
             if ranks.rank == 0:
                 shutil.rmtree(temporary, ignore_errors=True)
-                temporary.mkdir(parents=True)
+                folder.mkdir(exist_ok=True)  # without parents: a run that was moved away is not begun again in its old place
+                temporary.mkdir()
             ranks.barrier()
             for name, model in models.items():
                 _save(model, temporary / name)

@@ -237,6 +237,25 @@ def record(kind: str, **values: Any) -> proto.Record:
     return message
 
 
+def test_metrics_named_as_the_columns_of_the_analysis_change_no_run(tmp_path):
+    """A well-formed forgery, in W&B's format and as a folder: metrics named run and step, of numbers and of text."""
+    honest = write(tmp_path / "s", FP32, steps=4)
+    forged = write(tmp_path / "s", FP8, steps=4)
+    rows = [json.loads(line) | {"run": 3.0} for line in (forged.path / "metrics.jsonl").read_text().splitlines()]
+    (forged.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for folder, more in ((honest, {}), (forged, {"run": 3.0, "step": "\x1b[2J"})):
+        config = json.loads((folder.path / "config.json").read_text())
+        kept = record("config", record=json.dumps({"config": config, "provenance": []}))
+        history = [record("history", _step=step, actor__loss=0.5, **more) for step in range(5)]
+        path = tmp_path / "w" / f"offline-run-1-{folder.path.name}" / f"run-{folder.path.name}.wandb"
+        offline(path, kept, *history, record("summary", state="done"))
+    for source in (tmp_path / "s", f"wandb-offline:{tmp_path / 'w'}"):
+        steps = load(source).steps
+        assert steps.groupby("run", observed=True).step.apply(list).to_dict() == {
+            run: list(range(5)) for run in ("fp32-0", "fp8_tensor-0")
+        }
+
+
 def test_wandb_files_that_are_not_what_they_should_be_are_named_problems(tmp_path):
     config = json.loads((write(tmp_path / "s", "rollout/precision=fp32", steps=4).path / "config.json").read_text())
     whole = {"config": config, "provenance": []}

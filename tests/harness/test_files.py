@@ -4,6 +4,7 @@ import ast
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from harness.dumps.files import write
 from harness.errors import Unavailable, UserError
 from harness.files import output_folder, refuse_links, replacing, write_file
+from harness.run import checkpoint
 from harness.run.folder import RunFolder
 
 OPENS = ("open", "write_text", "write_bytes", "save_file", "write_table", "to_parquet", "savefig", "copytree")
@@ -110,3 +112,11 @@ def test_a_linked_folder_within_the_named_one_is_refused(tmp_path):
     with replacing(tmp_path / "named", "a.txt") as path:
         path.write_text("here")
     assert (tmp_path / "elsewhere" / "a.txt").read_text() == "here"
+
+
+def test_a_checkpoint_of_a_run_that_was_moved_away_begins_no_new_folder(tmp_path):
+    """The folder of the sweep was renamed after the run's last row and before the checkpoint that is due."""
+    run = RunFolder(tmp_path / "sweep" / "run")
+    with pytest.raises(Unavailable, match="its folder was moved or removed; put it back, then start again"):
+        checkpoint.save(run, SimpleNamespace(rank=0, size=1, barrier=lambda: None), {}, {"step": 3}, {}, keep=1)
+    assert not list(tmp_path.iterdir())
