@@ -17,25 +17,22 @@ import pandas as pd
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from analysis.load import load
+from analysis.sources import EXACT
 from analysis.statistics.benchmark import CONTROL, NONE
 from analysis.statistics.dose import LAST
 from experiments.regimes import STUDIED, Regime
 from harness.arms import flatten
 from harness.compose import compose
 from harness.config import Config, parse
+from harness.config.digest import section
 from harness.errors import UserError
 from harness.run.folder import FINISHED
 from harness.yaml_file import read_yaml
 
 SEEDS = STUDIED[:3]
 """Training seeds of a benchmark: the first three seeds of the study of the verdict."""
-EXACT = (
-    "rollout/precision=fp32", "rollout.kv_cache=compute", "rollout.staleness=0", "rollout.partial_tokens=null",
-    "rollout.engine.noise=0.0", "rollout.engine.noise_persistence=0.0", "rollout.engine.router_noise=0.0",
-    "rollout.engine.router_noise_persistence=0.0", "rollout.engine.router_dtype=compute", "rollout.engine.head_dtype=compute",
-    "correction=none",
-)  # fmt: skip
-"""Config overrides that remove every source of mismatch of the local engine from a regime, which leaves its exact control."""
+UNCORRECTED = ("correction=none", "diagnostics.changed_weights=false")
+"""Config overrides of the exact control. Some sources switch a diagnostic on, which would name the control another run."""
 BED = ("seed", "steps", "task", "model", "warmstart", "rollout", "evaluation", "collapse")
 """Config sections that belong to a regime. An entry that changed one could not be compared with other entries."""
 PLAIN = {"loss": "pg", "advantage": "reinforce", "correction": "none"}
@@ -113,14 +110,25 @@ def plan(entry: str, words: Sequence[str], regimes: Regimes, seeds: Collection[i
     The entries NONE and CONTROL have no words. Raises UserError if an entry changes a section in BED, and on wrong overrides.
     """
     runs: list[Planned] = []
-    own = [*(EXACT if entry == CONTROL else ()), *overrides(words)]
+    own = [*(UNCORRECTED if entry == CONTROL else ()), *overrides(words)]
     for regime, given in regimes.items():
         if words and not runs:
             _check_bed(entry, compose(*given, *own), compose(*given))
         for seed in seeds:
             values = compose(*given, *own, *settings, f"seed={seed}")  # a warm start may follow the seed
+            if entry == CONTROL:
+                _remove_source(values)
             runs.append(Planned(entry, regime, seed, parse(values)))
     return runs
+
+
+def _remove_source(values: dict[str, Any]) -> None:
+    """Set the keys of EXACT in a composed config, in place. Of the engine only the seed of its noise stays, as of the bed."""
+    engine = values["rollout"]["engine"]
+    values["rollout"]["engine"] = {key: engine[key] for key in engine if key == "noise_seed"}
+    for key, neutral in EXACT.items():
+        place, _, name = key.rpartition(".")
+        section(values, place)[name] = neutral
 
 
 def _check_bed(entry: str, composed: Mapping[str, Any], bed: Mapping[str, Any]) -> None:

@@ -22,8 +22,10 @@ import pandas as pd
 
 from analysis.load import load
 from analysis.results import Results
+from analysis.sources import deviations
 from analysis.statistics.dose import LAST
 from experiments.plan import publish
+from harness.arms import flatten
 from harness.boundary import command
 from harness.build import build_task
 from harness.compose import compose
@@ -128,35 +130,31 @@ def bed_of(config: Mapping[str, Any]) -> str:
 
 def source_of(config: Mapping[str, Any]) -> str:
     """The source of mismatch of a recorded run, `exact` for a control. Raises UserError if it is no source of the study."""
-    return _named(_source_keys(config), _sources(), "source")
+    return _named(deviations(config), _sources(), "source")
 
 
-def _named(keys: tuple, known: dict[tuple, str], what: str) -> str:
-    if keys not in known:
-        raise UserError(f"{keys}: no {what} of experiments/conf/regime; give a sweep of the study of the verdict")
-    return known[keys]
+def _named(keys: dict[str, Any], known: Mapping[str, dict[str, Any]], what: str) -> str:
+    for name, theirs in known.items():
+        if theirs == keys:
+            return name
+    said = ", ".join(f"{key}={value}" for key, value in keys.items())
+    raise UserError(f"{said}: no {what} of the study of the verdict (experiments/conf/regime); give a sweep of that study")
 
 
-def _bed_keys(config: Mapping[str, Any]) -> tuple:
-    task, actor = config["task"], config["actor"]
-    return config["model"]["name"], config["loss"]["name"], task["length"], actor["lr"], actor["num_minibatches"]
-
-
-def _source_keys(config: Mapping[str, Any]) -> tuple:
-    rollout, engine = config["rollout"], config["rollout"]["engine"]
-    noise = tuple(engine.get(key, 0.0) for key in ("noise", "noise_persistence", "router_noise"))
-    return rollout["precision"]["name"], rollout["kv_cache"], *noise, rollout["staleness"], rollout["partial_tokens"]
+def _bed_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    keys = ("model.name", "loss.name", "task.length", "actor.lr", "actor.num_minibatches")
+    flat = flatten(config)
+    return {key: flat[key] for key in keys}
 
 
 @cache
-def _beds() -> dict[tuple, str]:
-    return {_bed_keys(compose(f"+regime/bed={bed}", "+regime/source=exact")): bed for bed in BEDS}
+def _beds() -> dict[str, dict[str, Any]]:
+    return {bed: _bed_keys(compose(f"+regime/bed={bed}", "+regime/source=exact")) for bed in BEDS}
 
 
 @cache
-def _sources() -> dict[tuple, str]:
-    names = ("exact", *PLANNED)
-    return {_source_keys(compose("+regime/bed=moe", f"+regime/source={name}")): name for name in names}
+def _sources() -> dict[str, dict[str, Any]]:
+    return {name: deviations(compose("+regime/bed=moe", f"+regime/source={name}")) for name in ("exact", *PLANNED)}
 
 
 def starts(seeds: Collection[int], beds: Collection[str] = STARTS, file: Path | None = None) -> pd.DataFrame:

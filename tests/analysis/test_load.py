@@ -60,6 +60,28 @@ def test_synthetic_noise_makes_no_control(tmp_path):
     assert list(runs.source) == ["fp32", "fp32, noise 0.01", "fp32, router noise 0.5"]
 
 
+@pytest.mark.parametrize(
+    ("overrides", "source"),
+    [
+        ([FP32, "rollout.engine.draft_error=0.2"], "fp32, draft error 0.2"),
+        ([FP32, "rollout.engine.kv_at_sync=keep", "rollout.partial_tokens=2"], "fp32, parts of 2 tokens, kv at sync keep"),
+        (["rollout/precision=bf16", "actor.dtype=bf16", "rollout.engine.head_dtype=fp32"], "bf16, head dtype fp32"),
+        (["rollout/precision=bf16", "actor.dtype=bf16", "actor.masters=kahan"], "bf16, masters kahan"),
+    ],
+)
+def test_other_engine_parameters_and_masters_make_no_control(tmp_path, overrides, source):
+    write(tmp_path, *overrides)
+    (run,) = load(tmp_path).runs.itertuples()
+    assert (run.control, run.source) == (False, source)
+
+
+def test_formats_and_not_names_make_a_control(tmp_path):
+    """W4A4 rollouts under the name of the trainer's bf16 are none; bf16 rollouts under the name of another are one."""
+    for seed, more in enumerate((["rollout/precision=nvfp4_w4a4", "rollout.precision.name=bf16"], ["rollout/precision=bf16"])):
+        write(tmp_path, "actor.dtype=bf16", *more, *(["rollout.precision.name=fp8_tensor"] if seed else []), seed=seed)
+    assert list(load(tmp_path).runs.sort_values("seed").control) == [False, True]
+
+
 def test_a_trainer_cast_as_its_rollouts_makes_a_control(tmp_path):
     cast = ["actor.dtype=bf16", "rollout/precision@actor.precision=fp8_tensor"]
     for seed, precision in enumerate(("fp8_tensor", "bf16")):

@@ -1,6 +1,7 @@
 """Entries and regimes of a benchmark become configs, and finished runs become rows."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,17 @@ def test_the_references_are_the_studys_own_runs():
     (none,) = plan(NONE, (), INT8, [70])
     study = compose("+regime/bed=dense", "+regime/source=int8", "correction=none", "dump.every=20", "seed=70")
     assert none.config.digest == parse(study).digest
+
+
+@pytest.mark.parametrize("source", sorted(path.stem for path in Path("experiments/conf/regime/source").glob("*.yaml")))
+def test_the_control_of_every_source_is_the_exact_control_of_its_bed(source):
+    (control,) = plan(CONTROL, (), {"one": of_study(Regime("moe", source))}, [70])
+    assert control.config.digest == parse(compose("+regime/bed=moe", "+regime/source=exact", "seed=70")).digest
+
+
+def test_the_control_of_another_engine_is_the_local_one():
+    (control,) = plan(CONTROL, (), {"vllm": ["rollout/engine=vllm", "actor.scoring=forward"]}, [70])
+    assert control.config.rollout.engine.name == "local"
 
 
 def test_a_seed_has_its_own_warm_start():

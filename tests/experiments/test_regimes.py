@@ -49,6 +49,16 @@ def test_every_regime_makes_a_config_that_a_run_accepts_and_is_known_again():
     assert len(digests) == 39
 
 
+@pytest.mark.parametrize("source", sorted(path.stem for path in CONF.glob("source/*.yaml")))
+def test_a_source_of_another_study_is_refused_by_its_keys(source):
+    config = parse(compose("+regime/bed=moe", f"+regime/source={source}")).model_dump(mode="json")
+    if source in SOURCES:
+        with pytest.raises(UserError, match=r"(rollout|actor).*: no source of the study of the verdict"):
+            source_of(config)
+    else:
+        assert source_of(config) == source
+
+
 def test_a_seed_is_a_whole_replicate():
     """Another seed has another warm start. A source does not: arms of one seed begin alike."""
     one, same, other = (
@@ -59,7 +69,7 @@ def test_a_seed_is_a_whole_replicate():
 
 
 def test_what_is_no_bed_is_refused():
-    with pytest.raises(UserError, match="no bed of experiments/conf/regime"):
+    with pytest.raises(UserError, match=r"actor\.lr=1e-05, .*: no bed of the study of the verdict"):
         bed_of(compose("+regime/bed=dense", "actor.lr=1e-5"))
 
 
