@@ -57,7 +57,7 @@ PLANNED = {
         "rollout.engine.*", "tracking.*", "tracking=*",
     ],
 }  # fmt: skip
-"""Planned study or use -> patterns of the keys and options that it needs."""
+"""Planned study or use, as the page names it -> patterns of the config keys and options (group=name) that it needs."""
 IMPORTED = ("actor.schedule.*", "advantage.*", "kl.name", "kl.coef", "kl.place", "kl.target", "kl.horizon")
 """Patterns of keys that `faultline import-config` sets without naming them as dotted keys."""
 PLUGINS = {

@@ -30,7 +30,7 @@ RISKS = 5
 
 
 def too_few(results: Results) -> str:
-    """The reason for not drawing a figure: how many collapses it needs, and how many the sweep has."""
+    """Return a clause on why a figure is not drawn: the number of collapses that it needs, and that of the sweep."""
     collapses = int(results.runs.event.sum())
     return f"it takes {survival.ENOUGH} collapses, and there {'is' if collapses == 1 else 'are'} {collapses or 'none'}"
 

@@ -51,7 +51,7 @@ class Made(NamedTuple):
 
 
 Wanted = Callable[[Key], bool]
-"""Function of a dump's key that says whether to make the dump."""
+"""Function from the key of a planned dump to whether the dump is to be made."""
 
 
 def recorded(wanted: Wanted) -> Iterator[Made]:

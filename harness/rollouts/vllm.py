@@ -306,7 +306,7 @@ class VllmEngine(RolloutEngine):
 
 
 def _memory() -> dict[str, float]:
-    """Option of vLLM for its share of GPU memory: most of what is left. Without the option vLLM would ask for nearly all."""
+    """Return vLLM's option for its share of GPU memory: 0.9 of what is free, where vLLM would ask for nearly all; {} on a CPU."""
     if not torch.cuda.is_available():
         return {}
     free, total = torch.cuda.mem_get_info()

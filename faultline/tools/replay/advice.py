@@ -44,7 +44,7 @@ class Target(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """Bounds of corrections that are proposed for a dump of sampled responses.
+    """Bounds that `faultline replay` proposes for each family of corrections, from the data of one dump of sampled responses.
 
     bounds: a row per family of corrections, which differ only in their bound, such as token truncation.
     intervals: metric of the mismatch -> its 95 % interval, from `MismatchSums.intervals`; empty for a single sample.
