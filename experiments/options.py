@@ -266,7 +266,7 @@ def fate(name: str) -> str:
 
 
 def _required(name: str) -> bool:
-    """Whether every run needs the key: its class has no default for it, or it is a parameter of the default plug-ins."""
+    """Whether every run needs the key: the config class gives it no default, or it is a parameter of the default plug-ins."""
     key = known().get(name)
     return "=" not in name and (key.value == "" if key else name in defaults())
 

@@ -50,7 +50,7 @@ PLANNED = {
 }
 """Source of mismatch -> the beds on which it is planned to run, equally many for each source."""
 EACH = 3
-"""Number of regimes per source of mismatch: one calibrates, the others are held out."""
+"""Number of regimes per source of mismatch: on one the rules are tuned, on the others they are scored."""
 
 STUDIED = (71, 72, 73, 75, 77)
 """Seeds of the runs of the study of the verdict: the first five from 70 on whose warm starts are fit, by STARTS_FILE."""

@@ -22,7 +22,7 @@ from harness.rollouts.local import LocalEngine
 from harness.tasks import TASKS, Task, stops
 
 BY_TOKEN = {"mask", "values"}
-"""Inputs by which an advantage estimator maps token rewards [B, T] to advantages [B, T]. values: a critic's V, [B, T]."""
+"""Inputs that mark an advantage estimator by token, from rewards [B, T] to advantages [B, T]. values: a critic's V, [B, T]."""
 
 PROVIDED = {"lengths", "greedy"} | BY_TOKEN
 """Inputs that a run can give an advantage estimator, besides the rewards."""

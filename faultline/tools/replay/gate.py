@@ -30,7 +30,7 @@ class GateResult(BaseModel):
 
 
 class Gate(NamedTuple):
-    """A bound on a metric. text: the user's words. metric: a name of `METRICS`. sign: a key of `COMPARE`."""
+    """A bound on a metric. text: the user's words. metric: a name of `METRICS`. sign: <, <=, > or >=."""
 
     text: str
     metric: str

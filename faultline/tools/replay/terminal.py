@@ -52,7 +52,7 @@ def lines(verdict: Verdict) -> list[str]:
 
 
 def deployed_lines(verdict: Verdict) -> list[str]:
-    """Format the answer for each deployed policy; one line for all if no rule was tested."""
+    """Format the correction to train with for each policy to be deployed; one line for all if no rule was tested."""
     tested = [one for one in verdict.deployed if one.rule is not None]
     if not tested:
         return [f"  {measured}" for measured in dict.fromkeys(one.measured for one in verdict.deployed)]
@@ -64,7 +64,7 @@ def deployed_lines(verdict: Verdict) -> list[str]:
 
 
 def persistence_lines(verdict: Verdict) -> list[str]:
-    """Line with the persistence of the mismatch between two steps, in a list; empty if it is not told."""
+    """Line with the persistence of the mismatch between two steps, in a list; empty if it is not known."""
     if verdict.persistence is None:
         return []
     return [f"Persistence {verdict.persistence:.2f}: {verdict.persistence_note}"]
