@@ -25,7 +25,7 @@ WITHIN = 0.1
 BF16, FP8 = "bf16 ppo", "fp8_channel ppo"
 ARMS = [arm + correction for arm in (BF16, FP8) for correction in ("", " token-truncate")]
 START = ", at its start"
-"""Suffix to the name of a kind of run, by which its reward before the first step becomes a reference of its own."""
+"""Suffix of a run kind's name under which its reward before the first step serves as a reference in comparisons."""
 
 
 def within(differences: np.ndarray) -> np.ndarray:

@@ -158,7 +158,7 @@ def needs_own_sampler(config: Config) -> bool:
 
 
 def own_precision(config: Config) -> PrecisionConfig:
-    """The precision of the trainer's own policy."""
+    """The precision in which the trainer's policy is computed: actor.precision, or by default actor.dtype unquantised."""
     if config.actor.precision is not None:
         return config.actor.precision
     return PrecisionConfig(name=config.actor.dtype, compute=config.actor.dtype, weights=None, activations=None)

@@ -24,7 +24,7 @@ CURVE_POINTS = 200
 LEAST_SPAN = 0.3
 """Minimum range of a reward axis, so that small differences look small."""
 PLAIN = "no correction"
-"""Title of the panel of uncorrected arms."""
+"""Title of the panel that shows the arms without a correction."""
 RISKS = 5
 """Number of evenly spaced optimizer steps at which a survival plot states how many runs are still at risk of a collapse."""
 

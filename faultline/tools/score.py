@@ -145,7 +145,7 @@ def _sampled(net: PreTrainedModel, by: Engine, prompts: Tensor, samples: int, le
 
 
 def _scored(net: PreTrainedModel, against: Engine, responses: SampledResponses) -> tuple[Tensor, Tensor | None]:
-    """Return (log π, entropy of π) of the responses' tokens, [B, T] in nats. Only transformers gives the entropy."""
+    """Return (log π, entropy of π) of the responses' tokens, [B, T] in nats. The entropy is None unless transformers scores."""
     prompts, tokens = responses.prompts.to(device()), responses.tokens.to(device())
     if against.name == HF:
         module: torch.nn.Module = net  # transformers' own `to` has no types

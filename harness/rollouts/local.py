@@ -50,7 +50,7 @@ class _Nodes(NamedTuple):
     logits: Tensor
     """Logits [N, V] of the token after each node."""
     routes: Routes | None
-    """Experts that computed the nodes; None for a dense model."""
+    """Experts that computed the token of each node, or at a root all of a prompt; None for a dense model."""
     cache: Cache
     padding: Tensor | None
     """Number of leading places of each node that are padding, [N]; None if there is no padding."""
