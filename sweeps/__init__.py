@@ -3,4 +3,4 @@
 import time
 
 STARTED = time.monotonic()
-"""Monotonic time, in seconds, when this process first imported `sweeps`. It works on a sweep that was cancelled before then."""
+"""Monotonic time, in seconds, when this process first imported `sweeps`. A sweep cancelled before then may start again."""

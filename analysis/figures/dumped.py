@@ -22,7 +22,7 @@ MOST_TOKENS = 200_000
 TOP = 0.1
 """Maximum share of the sequence weights, the largest ones, from which their tail index is estimated."""
 TRUSTED = 0.7
-"""Tail index k above which the mean of the sequence weights is unreliable (Vehtari et al., arXiv 1507.02646)."""
+"""Tail index k of the sequence weights above which their mean is unreliable (Vehtari et al., arXiv 1507.02646)."""
 
 
 class Dumped(NamedTuple):

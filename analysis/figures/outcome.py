@@ -22,7 +22,7 @@ from analysis.statistics.outcomes import SIGNIFICANT
 CURVE_POINTS = 200
 """Maximum number of points of a drawn curve. More would not be visible."""
 LEAST_SPAN = 0.3
-"""Minimum range of a reward axis, so that small differences look small."""
+"""Minimum range (highest less lowest reward) of a reward axis, so that small differences look small."""
 PLAIN = "no correction"
 """Title of the panel that shows the arms without a correction."""
 RISKS = 5

@@ -62,7 +62,7 @@ INT8_CHECKPOINT = {
 }
 
 MAX_SEQUENCES = 512
-"""Maximum number of responses decoded side by side; the rest wait."""
+"""Maximum number of responses that vLLM decodes side by side; the rest wait."""
 PREFILL_TOKENS = 16384
 """Maximum number of prompt tokens in a forward pass. On a CPU, a prefill cut into chunks would lose the seed (vLLM 0.32)."""
 

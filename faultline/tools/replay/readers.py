@@ -26,7 +26,7 @@ from harness.errors import UserError, first_line
 from harness.room import out_of_memory
 
 LINES = 4096
-"""Maximum number of lines of a JSONL file in one table."""
+"""Maximum number of lines of a JSONL file that are read into one table."""
 
 PARQUET = {
     "responses": "tokens",

@@ -13,7 +13,7 @@ WIDTH = 100
 LEAST, MOST = 5, 3
 """Numbers of presets that the terminal shows: those with the least ESS, and those with the most, such as no correction."""
 CHECK = 17
-"""Column of the terminal at which the advice on what to check begins."""
+"""Column of the terminal, in characters, at which the advice on what to check begins."""
 LIMITATIONS = 1
 """Number of lines on limitations of the dump, with doubts about the proposal and the persistence. The page has all."""
 

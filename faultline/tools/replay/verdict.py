@@ -61,7 +61,7 @@ class DumpSize(_Part):
 
 
 class Mismatch(_Part):
-    """Statistics of the uncorrected ratio. Pareto k is null if the weights do not vary, an ESS if all weights underflow."""
+    """Statistics of the uncorrected ρ = π_old/μ. Pareto k is null if the weights do not vary, an ESS if all weights underflow."""
 
     k1: float = Field(description="mean of log μ − log π_old, nats per token")
     k3: float = Field(description="mean of ρ − 1 − log ρ, nats per token")
