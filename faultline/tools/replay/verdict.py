@@ -120,7 +120,7 @@ class Proposal(_Part):
 
 
 class Deployed(_Part):
-    """The correction to train with if `policy` is to be deployed, by a tested rule on the dump's mismatch (docs/decision.md)."""
+    """The correction to train with if `policy` is to be deployed, by the rule tested for this policy (docs/decision.md)."""
 
     policy: Literal["trainer", "sampler"] = Field(description="the policy that is deployed")
     rule: str | None = Field(description="v2 or best constant; null before a rule was tested")
