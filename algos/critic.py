@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 VARIANCE_FLOOR = 1e-8
-"""Added to the variance of the advantages before whitening, as verl, SkyRL and TRL do."""
+"""Number added to the variance of the advantages before whitening, as verl, SkyRL and TRL do."""
 RETURNS_FLOOR = 1e-5
-"""Added to the variance of the returns, as verl does, so that equal returns have a finite explained variance."""
+"""Number added to the variance of the returns, as verl does, so that equal returns have a finite explained variance."""
 
 
 def token_rewards(rewards: Tensor, mask: Tensor, penalty: Tensor | None = None) -> Tensor:

@@ -34,7 +34,7 @@ def count(number: float, noun: str) -> str:
 
 
 def has(number: float) -> str:
-    """`has` for the number one, `have` for any other."""
+    """The verb for a number of things: `has` for one, `have` for any other number."""
     return "has" if number == 1 else "have"
 
 

@@ -56,7 +56,7 @@ METRICS = {
 
 
 def column(name: object) -> str:
-    """The displayed label of a table's column."""
+    """The label under which a table of a report shows the column `name`."""
     if isinstance(name, tuple):  # a column of statistics.definitions.robustness
         delta, consecutive = name
         return f"δ = {delta:g}, m = {consecutive}"

@@ -20,7 +20,7 @@ from analysis.statistics.planning import (
 from harness.errors import UserError
 
 LEVEL = 0.05
-"""Significance level of a claim about rewards."""
+"""Largest p-value, Holm-adjusted, at which a claim about rewards counts as shown."""
 
 
 def plan(

@@ -151,7 +151,7 @@ def estimate(row: dict, name: str, form: str, seeds: float) -> str:
 
 
 def matrix(results: Results) -> pd.DataFrame:
-    """The matrix of outcomes: rows by precision and correction, columns by loss and setting, cells as MATRIX explains."""
+    """The matrix of outcomes: rows by precision and correction, columns by loss and setting; cells: collapses and last reward."""
     table = results.combinations
     cells: dict[str, dict[str, str]] = {place: {} for place in table.down}
     for row in table.to_dict("records"):
@@ -177,7 +177,7 @@ def robustness(results: Results) -> pd.DataFrame:
 
 
 def response(results: Results) -> pd.DataFrame:
-    """The table of reward over noise: a row per loss, setting, correction and persistence, columns as RESPONSE explains."""
+    """The table of reward over the K3 of noise, and of the tolerated K3: a row per loss, setting, correction and persistence."""
     margin, rows = results.margin or MARGIN, []
     for curve in results.curves:
         ends = [f"{values.mean():.3f}" for values in (curve.responses[0], curve.responses[-1])]
@@ -205,7 +205,7 @@ def _tolerated(curve: Curve, margin: float) -> str:
 
 
 def real(results: Results) -> pd.DataFrame:
-    """The table of real precisions: a row per policy and arm whose correction has a dose-response curve, as REAL explains."""
+    """The table of real precisions beside the curves of noise at their K3: a row per policy and arm that has such a curve."""
     fitted = [curve for curve in results.curves if curve.level is not None]
     rows = []
     for arm in precisions(results.dosed):

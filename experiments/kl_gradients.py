@@ -24,11 +24,11 @@ SEEDS = range(20)
 
 
 def table(seed: int, vocabulary: int = 3, length: int = 4) -> pd.DataFrame:
-    """Table with a row per distance, estimator and place of the penalty, for one random policy. seed: that of the policy.
+    """Table with a row per distance of π_ref from π, KL estimator and place of the penalty. seed: that of the random policy π.
 
     KL: nats per response. bias = |E f − ∇KL|/|∇KL| and sd = √(E|f|² − |E f|²)/|∇KL|, where f is the gradient that one response
-    gives. ∇KL is the gradient of KL(π‖π_ref) of a response. "bias at fixed prefixes" replaces ∇KL in the numerator by the part of
-    it that a loss per token can have, Σ_t E[−x_t·∇log π(y_t)]. The penalty in the reward has its exact mean as baseline.
+    gives, and ∇KL that of a response's KL(π‖π_ref). "bias at fixed prefixes" replaces ∇KL in the numerator by the part that a
+    loss per token can have, Σ_t E[−x_t·∇log π(y_t)], x = log π_ref − log π. The penalty in the reward has its mean as baseline.
     """
     space = EnumerablePolicy.of(vocabulary, length)
     logits, *references = policies(space, *DISTANCES, seed=seed)

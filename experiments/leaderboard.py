@@ -72,7 +72,7 @@ def rows() -> list[Row]:
 
 
 def presets_alike() -> list[list[str]]:
-    """Groups of correction presets that train alike: correction, `proximal`, loss and options are equal. Own ones come first."""
+    """Groups of presets with equal correction, `proximal`, loss and options. Faultline's own precede those of frameworks."""
     folder = CONF / "correction"
     names = [path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")]
     alike: dict[str, list[str]] = {}

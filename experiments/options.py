@@ -57,7 +57,7 @@ PLANNED = {
         "rollout.engine.*", "tracking.*", "tracking=*",
     ],
 }  # fmt: skip
-"""Planned study or use -> patterns of the keys and options that it needs."""
+"""Planned study or use, as the page names it -> patterns of the config keys and options (group=name) that it needs."""
 IMPORTED = ("actor.schedule.*", "advantage.*", "kl.name", "kl.coef", "kl.place", "kl.target", "kl.horizon")
 """Patterns of keys that `faultline import-config` sets without naming them as dotted keys."""
 PLUGINS = {
@@ -72,18 +72,18 @@ PLUGINS = {
     "rollout.partial_tokens": "harness/train/options/partial.py",
     "rollout.replay_sampling_mask": "harness/train/options/sampling_masks.py",
 }
-"""Pattern of keys -> the file of the plug-in that reads them."""
+"""Pattern of config keys -> the file of the plug-in, or part of a run, that reads them."""
 NONE = "**nothing yet**"
-"""Text on the page for a key or option that has no reason to stay."""
+"""Text in docs/options.md for a config key or option that has no reason to stay."""
 WHOLE = ("actor.precision", "evaluation.probe")
-"""Config sections that have one row on the page, because an option chooses them as a whole."""
+"""Config sections that have a single row in docs/options.md, because an option chooses them as a whole."""
 BY_OPTION = ("task.", "model.", "loss.", "advantage.", "rollout.engine.", "rollout.precision.", "collapse.detectors.")
 """Prefixes of the keys whose values differ from option to option of their group."""
 LISTED = (
     "loss", "correction", "advantage", "reduce", "kl", "rollout/precision", "rollout/engine", "task", "model", "collapse",
     "tracking",
 )  # fmt: skip
-"""Config groups whose options the page lists: plug-ins and named settings."""
+"""Config groups whose options docs/options.md lists: plug-ins and named settings."""
 CHOSEN = ("reduce.mode", *(f"{group.replace('/', '.')}.name" for group in LISTED))
 """Config keys whose value is the name of the chosen option of a group."""
 
@@ -266,7 +266,7 @@ def fate(name: str) -> str:
 
 
 def _required(name: str) -> bool:
-    """Whether every run needs the key: its class has no default for it, or it is a parameter of the default plug-ins."""
+    """Whether every run needs the key: the config class gives it no default, or it is a parameter of the default plug-ins."""
     key = known().get(name)
     return "=" not in name and (key.value == "" if key else name in defaults())
 

@@ -52,14 +52,14 @@ PLANNED = {
 }
 """Source of mismatch -> the beds on which it is planned to run, equally many for each source."""
 EACH = 3
-"""Number of regimes per source of mismatch: one calibrates, the others are held out."""
+"""Number of regimes per source of mismatch: on one the rules are tuned, on the others they are scored."""
 
 STUDIED = (71, 72, 73, 75, 77)
 """Seeds of the runs of the study of the verdict: the first five from 70 on whose warm starts are fit, by STARTS_FILE."""
 SEEDS = (100, 101, 102)
 """Seeds of the controls by which beds are admitted. No other run of the study has them."""
 STARTS = ("dense", "moe", "long20", "long32")
-"""One bed for each kind of warm start. The other beds begin from the warm start of one of these."""
+"""One bed (model, task, learning rate and loss) for each kind of warm start, from which other beds begin too."""
 SOLVED, KEPT = 0.2, 400
 """Bounds of a warm start from which RL can begin: the minimum solve rate, and the minimum number of kept prompts."""
 SWEEP = "verdict_admission"

@@ -33,7 +33,7 @@ NAMES = {
 BESIDE = {"fp8_tensor": (-48, -16), "fp8_block": (-48, -29), "nvfp4": (-48, -46), "nvfp4_w4a4": (-48, -30)}
 """Precision -> offset of its label from its marker, in points, below the curves. A thin line joins label and marker."""
 ABOVE = (0, 7)
-"""Offset, in points, of a label that stands above its marker."""
+"""Offset (x, y), in points, from a marker to the label above it."""
 LONG = {(0.0, 0.0): "black", (0.2, 0.0): series(0)["color"], (0.2, 1.0): series(1)["color"]}
 """(relative size, persistence) of the noise in runs of 2,800 steps -> colour of their line."""
 SMOOTHED = 5

@@ -21,11 +21,11 @@ from harness.errors import UserError
 TRAINED = 10
 """Number of last RL steps whose mean training reward is shown, and of first and of last steps whose medians are shown."""
 WITHIN = 0.1
-"""Margin of the hypotheses H11 and H12: the maximum difference of held-out reward, in either direction."""
+"""Maximum difference of held-out reward, in either direction, with which the hypotheses H11 and H12 hold."""
 BF16, FP8 = "bf16 ppo", "fp8_channel ppo"
 ARMS = [arm + correction for arm in (BF16, FP8) for correction in ("", " token-truncate")]
 START = ", at its start"
-"""Suffix to the name of a kind of run, by which its reward before the first step becomes a reference of its own."""
+"""Suffix of a run kind's name under which its reward before the first step serves as a reference in comparisons."""
 
 
 def within(differences: np.ndarray) -> np.ndarray:

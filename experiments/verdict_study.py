@@ -50,7 +50,7 @@ POLICIES = {"trainer": "", "sampler": "rollout_"}
 EARLY = 20
 """Number of steps at the start of a run whose mismatch the rules, the laws and the forecast may use."""
 HARMED = 0.25
-"""Share of the control's gain in reward. In the forecast a loss of at least this share counts as harm."""
+"""Smallest share of the control's gain in reward whose loss the forecast counts as harm."""
 MARGIN = 0.02
 """Difference of reward lost against the best correction within which two rules for choosing one count as equivalent."""
 

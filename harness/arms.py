@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from harness.config import OPERATION
 
 NONE = "none"
-"""Text shown as the correction of runs that have none."""
+"""Text shown in place of a correction's name for runs without one."""
 UNNAMED = (*OPERATION, "seed")
 """Config sections left out of the name of an arm (runs alike but for the seed): the seed, and those that change no result."""
 NAMED = ("rollout.precision.name", "loss.name", "routing.replay")

@@ -22,7 +22,7 @@ from harness.rollouts.local import LocalEngine
 from harness.tasks import TASKS, Task, stops
 
 BY_TOKEN = {"mask", "values"}
-"""Inputs by which an advantage estimator maps token rewards [B, T] to advantages [B, T]. values: a critic's V, [B, T]."""
+"""Inputs that mark an advantage estimator by token, from rewards [B, T] to advantages [B, T]. values: a critic's V, [B, T]."""
 
 PROVIDED = {"lengths", "greedy"} | BY_TOKEN
 """Inputs that a run can give an advantage estimator, besides the rewards."""
@@ -158,7 +158,7 @@ def needs_own_sampler(config: Config) -> bool:
 
 
 def own_precision(config: Config) -> PrecisionConfig:
-    """The precision of the trainer's own policy."""
+    """The precision in which the trainer's policy is computed: actor.precision, or by default actor.dtype unquantised."""
     if config.actor.precision is not None:
         return config.actor.precision
     return PrecisionConfig(name=config.actor.dtype, compute=config.actor.dtype, weights=None, activations=None)

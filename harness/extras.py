@@ -11,7 +11,7 @@ EXTRAS = {
     "reasoning": ("reasoning_gym",),
     "notebooks": ("jupytext", "nbclient"),
 }
-"""Extra -> modules that it installs and that the code imports."""
+"""Optional extra of pyproject.toml -> modules that it installs and that the code imports."""
 APART = ("train", "sweep", "search")
 """Extras that pin transformers, and so would change it in an environment of verl, SkyRL or TRL."""
 

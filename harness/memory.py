@@ -92,11 +92,11 @@ class Load(NamedTuple):
     """Amount of work that one rank holds in memory at a time."""
 
     tokens: int
-    """Tokens of a micro-batch, T."""
+    """Number of tokens in a micro-batch, T."""
     answers: int
-    """Response tokens of a micro-batch."""
+    """Number of response tokens in a micro-batch."""
     row: int
-    """Tokens of a row, prompt and response together, L."""
+    """Number of tokens in a row, prompt and response together, L."""
     sampled: int
     """Number of rows that a rank samples at a time, R."""
 

@@ -3,4 +3,4 @@
 import time
 
 STARTED = time.monotonic()
-"""Time at which this process first imported `sweeps`, in seconds of the monotonic clock, which the system clock cannot change."""
+"""Monotonic time, in seconds, when this process first imported `sweeps`. A sweep cancelled before then may start again."""

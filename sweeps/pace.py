@@ -20,7 +20,7 @@ def cost(config: Config) -> str:
 
 
 def estimate(grid: dict[str, Config], todo: list[str]) -> str:
-    """Describe the steps and time left of the runs `todo`, by the pace of earlier runs of equal `cost`; "" without runs."""
+    """Describe the number of steps and the time left of runs `todo`, by the pace of earlier runs of equal `cost`; "" for none."""
     if not todo:
         return ""
     root = next(iter(grid.values())).path.parent.parent
@@ -35,7 +35,7 @@ def estimate(grid: dict[str, Config], todo: list[str]) -> str:
 
 
 def _paces(sweeps: list[Sweep]) -> dict[str, list[float]]:
-    """Digest of `cost` -> seconds per step of each run in these sweeps that ended with it."""
+    """Digest of the keys that decide a step's duration (`cost`) -> seconds per step of each ended run with this digest."""
     paces: dict[str, list[float]] = {}
     for sweep in sweeps:
         costs: dict[str, str] = {}

@@ -17,7 +17,7 @@ from harness.run.folder import FINISHED, STATES, RunFolder
 PLAIN_EVERY = 20.0
 """Seconds between progress lines when the output is not a terminal."""
 ROWS = 40
-"""Number of runs above which the table shows only the runs under way."""
+"""Number of runs above which the table of progress shows only the runs under way."""
 
 
 class Display:

@@ -54,7 +54,7 @@ class RunState(NamedTuple):
         return f"{self.arm} seed {self.seed}"
 
     def after(self, event: dict[str, Any]) -> RunState:
-        """The state of the run after `event`."""
+        """Return the state of the run after `event`, an entry of the sweep's log, has happened."""
         match event["event"]:
             case "planned":
                 return self._replace(**{key: event[key] for key in EVENTS["planned"]})

@@ -116,8 +116,8 @@ def passes(name: str, ratio: Ratio, filter_: Reject) -> Tensor:
 def statistic(ratio: Ratio, filter_: Reject) -> Tensor:
     """The values that a filter compares with its bounds: one per token [B, T], or one per response [B, 1].
 
-    statistic=ratio compares ρ = π/μ itself, so that a ratio equal to a bound is kept at every level. Values stay per token at
-    worst_token, where both the largest and the smallest ρ matter, and at suffix.
+    statistic=ratio compares ρ = π/μ itself, so that a ratio equal to a bound is kept at every level; other statistics, such as k3
+    and prob_diff, are other distances of π and μ. Ratio and prob_diff stay per token at worst_token, and all do at suffix.
     """
     return ratio.cached((filter_.statistic, filter_.level), lambda: _statistic(ratio, filter_))
 

@@ -75,7 +75,7 @@ def moments(rows: Rows, n: Tensor, centre: Tensor) -> Moments:
 
 
 def count(flags: Tensor) -> Tensor:
-    """Number of True flags of each row, in fp64."""
+    """Number of True values in each row of `flags`, in fp64."""
     return flags.sum(-1).double()
 
 

@@ -19,7 +19,7 @@ QUESTIONS: dict[Question, str] = {
 }
 
 SURE = 4.0
-"""Normal deviates that a test requires. Chance gives them with probability 6e-5; 265 dumps without a fault had at most 3.9."""
+"""Number of normal deviates that shows a fault. Its probability by chance is 6e-5; 265 dumps without a fault had at most 3.9."""
 SIZE = 0.004
 """Minimum |E[ρ] − 1|, ρ = π/μ, for a broken identity E[ρ] = 1: with few prompts a smaller deviation occurs without a fault."""
 OFF = 0.05

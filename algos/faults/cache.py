@@ -4,8 +4,8 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, SKYRL, VERL, VLLM, Fault, beyond, ratio
 
 TIMES = 4.0
-"""Minimum quotient of mean (logit π − logit μ)² from the onset on and before it. Without a fault, 3.8 was the maximum of dense
-models, and 10 that of a mixture of experts, with a z of 3.7."""
+"""Quotient of mean (logit π − logit μ)² from the onset on and before it, from which on it shows the fault. Without a fault, 3.8
+was the maximum of dense models, and 10 that of a mixture of experts, with a z of 3.7."""
 SURE = 5.0
 PLACE = 4
 """Minimum number of tokens before the onset of the fault, because the first tokens of a response may be easy to predict."""

@@ -4,11 +4,11 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import SURE, Fault, beyond
 
 TIMES, FEWEST = 1.35, 10.0
-"""Minimum number of pairs of equal responses: TIMES the expected number plus FEWEST. Without a fault 1.1 times was the most."""
+"""Number of equal pairs that shows the fault: TIMES the expected number plus FEWEST. Without it 1.1 times was the most."""
 MANY = 3.0
-"""Multiple of the expected number of equal pairs that suffices where there are too few prompts for a standard error."""
+"""Multiple of the expected number of equal pairs that shows the fault if there are too few prompts for a standard error."""
 SHARE = 0.03
-"""Minimum share of responses that repeat an earlier one."""
+"""Minimum share of responses that repeat an earlier one, for the fault to be reported."""
 
 
 def _signature(s: Statistics) -> float | None:

@@ -4,9 +4,9 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import SKYRL, SURE, TRL, VERL, Fault, beyond, ratio
 
 TIMES = 3.0
-"""Minimum quotient of the mean |log π − log μ| of last tokens and of all others; 2.2 was the maximum without a fault."""
+"""Quotient of the mean |log π − log μ| of last tokens and of all others that shows the fault; 2.2 was the most without."""
 NATS = 0.4
-"""Minimum mean |log π − log μ| of last tokens in nats; 0.29 was the maximum without a fault at eight bits or more."""
+"""Mean |log π − log μ| of last tokens, in nats, that shows the fault; 0.29 was the most without, at eight bits or more."""
 
 
 def _signature(s: Statistics) -> float | None:

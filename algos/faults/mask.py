@@ -4,7 +4,7 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import SKYRL, TRL, VERL, Fault, beyond
 
 SHARE = 0.005
-"""Minimum share of tokens in constant runs at an end of responses; it was 0 in every dump without a fault."""
+"""Minimum share of tokens in constant runs at an end of responses that shows the fault; without a fault it was always 0."""
 INSIDE = 0.05
 """If the constant of the runs makes up this share of the tokens outside the runs, or more, the runs are no evidence."""
 

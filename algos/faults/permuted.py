@@ -4,9 +4,9 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import Fault, beyond, ratio
 
 SHARE = 0.06
-"""Minimum share of responses whose log μ fits another row of log π; 0.039, on a task of few values, was the most without one."""
+"""Share of responses with log μ near another row's log π that shows the fault; 0.039, on few values, was the most without."""
 LOST = 0.75
-"""Minimum of (1 − r)/share, with r the correlation of log μ and log π and the share of permuted responses. Permuted rows are
+"""Minimum of (1 − r)/s for the fault: r correlates log μ and log π, s is the share of permuted responses. Permuted rows are
 uncorrelated, so their share lowers r by as much. Old weights that made some rows fit other rows had 0.69."""
 
 

@@ -4,9 +4,9 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, SKYRL, VERL, VLLM, Fault, beyond
 
 KURTOSIS = 30.0
-"""Minimum kurtosis of logit π − logit μ, which was at most 30 for most dense models and at least 36 for mixtures of experts."""
+"""Kurtosis of logit π − logit μ that the note needs. It was at most 30 for most dense models, and 36 or more for mixtures."""
 SHARE = 0.5
-"""Minimum share of the batch's mismatch K3 that is due to the 1 % of its tokens with the largest K3."""
+"""Minimum share of the batch's K3 that is due to the 1 % of its tokens with the largest K3, for the note to be reported."""
 
 
 def _signature(s: Statistics) -> float | None:

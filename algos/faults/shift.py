@@ -4,7 +4,7 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, Fault, beyond
 
 SHARE = 0.05
-"""Minimum share of responses whose log μ and log π fit one token apart; it was 0 in every dump without a fault."""
+"""Minimum share of responses whose log μ and log π fit one token apart, for the fault; without a fault it was always 0."""
 
 
 def _signature(s: Statistics) -> float | None:

@@ -4,10 +4,10 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, SKYRL, TRL, VERL, Fault, beyond
 
 CORRELATION = 0.37
-"""Minimum correlation of a response's mean log π − log μ with its advantage; 0.335 was the maximum of fresh weights."""
+"""Correlation of a response's mean log π − log μ with its advantage that shows the fault; fresh weights had at most 0.335."""
 SURE = 4.5
 EXPLAINED = 0.6
-"""Maximum share of the variance of logit π − logit μ that a line in logit μ explains. A larger one means another temperature."""
+"""Maximum share, for the fault, of the variance of logit π − logit μ that a line in logit μ explains. More is a temperature's."""
 
 
 def _signature(s: Statistics) -> float | None:

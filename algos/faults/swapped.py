@@ -4,14 +4,14 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import Fault, beyond
 
 SURE = 4.5
-"""Minimum number of normal deviates of E[π/μ] above 1; 3.9 was the maximum without a fault."""
+"""Minimum number of normal deviates of E[π/μ] above 1 that shows the fault; 3.9 was the maximum without a fault."""
 LIKELIHOOD = 12.7
-"""Minimum Σ(log π − log μ) over the batch in nats, where `SURE` is not reached. Without a fault its probability is at most
+"""Σ(log π − log μ) over the batch, in nats, that shows the fault if `SURE` is not reached. Without it the probability is at most
 e^-12.7 = 3e-6, that of 4.5 deviates, however heavy the tails are."""
 CHI2 = 0.8
-"""Minimum of (E[π/μ] − 1)/K3: if log μ and log π are exchanged, E[π/μ] − 1 is χ², about 2·K3."""
+"""Minimum of (E[π/μ] − 1)/K3 for the fault: if log μ and log π are exchanged, E[π/μ] − 1 is χ², about 2·K3."""
 EXACT = 3.0
-"""Maximum number of normal deviates of E[μ/π] from 1, which it is if log μ and log π are exchanged."""
+"""Maximum number of normal deviates of E[μ/π] from 1 for the fault: the mean is 1 if log μ and log π are exchanged."""
 
 
 def _signature(s: Statistics) -> float | None:

@@ -20,9 +20,9 @@ NONE = "no run has dumps; dump.every keeps the log-probabilities of whole batche
 MOST_TOKENS = 200_000
 """Maximum number of tokens in the density plot. Of more tokens, evenly spaced ones are drawn."""
 TOP = 0.1
-"""Share of the sequence weights, the largest ones, from which the tail index is estimated at most."""
+"""Maximum share of the sequence weights, the largest ones, from which their tail index is estimated."""
 TRUSTED = 0.7
-"""Tail index k above which the mean of the sequence weights is unreliable (Vehtari et al., arXiv 1507.02646)."""
+"""Tail index k of the sequence weights above which their mean is unreliable (Vehtari et al., arXiv 1507.02646)."""
 
 
 class Dumped(NamedTuple):

@@ -22,15 +22,15 @@ from analysis.statistics.outcomes import SIGNIFICANT
 CURVE_POINTS = 200
 """Maximum number of points of a drawn curve. More would not be visible."""
 LEAST_SPAN = 0.3
-"""Minimum range of a reward axis, so that small differences look small."""
+"""Minimum range (highest less lowest reward) of a reward axis, so that small differences look small."""
 PLAIN = "no correction"
-"""Title of the panel of uncorrected arms."""
+"""Title of the panel that shows the arms without a correction."""
 RISKS = 5
 """Number of evenly spaced optimizer steps at which a survival plot states how many runs are still at risk of a collapse."""
 
 
 def too_few(results: Results) -> str:
-    """The reason for not drawing a figure: how many collapses it needs, and how many the sweep has."""
+    """Return a clause on why a figure is not drawn: the number of collapses that it needs, and that of the sweep."""
     collapses = int(results.runs.event.sum())
     return f"it takes {survival.ENOUGH} collapses, and there {'is' if collapses == 1 else 'are'} {collapses or 'none'}"
 

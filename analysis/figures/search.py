@@ -21,7 +21,7 @@ MOST = 4
 
 
 def search(results: Results) -> Figure | str:
-    """The figure of a threshold search: by threshold, the share of runs without a collapse (exact interval), and last rewards."""
+    """Draw the share of runs without a collapse (exact interval), and last held-out rewards, by threshold; or say why not."""
     home = results.folder / ".sweep" if results.folder else None
     space = _read(home / "search-spec.json").get("space") if home else None
     keys = [key for key, axis in space.items() if isinstance(axis, dict)] if isinstance(space, dict) else []

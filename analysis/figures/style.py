@@ -22,7 +22,7 @@ from analysis.labels import brief
 from analysis.marks import DASHES, HUES, MARKERS, Mark
 
 PANEL = 8
-"""Maximum number of lines in one panel (axes) of a figure."""
+"""Maximum number of lines drawn in one panel (axes) of a figure; further ones get another panel."""
 SERIES = tuple(HUES[name] for name in ("bf16", "nvfp4_w4a4", "nvfp4", "int8", "fp8_tensor", "fp16", "mxfp8", "fp8_block"))
 """Colours of lines that are not arms, such as families of corrections. Arms have their colours in `Results.marks`."""
 HEAT = "Oranges"

@@ -51,7 +51,7 @@ def robustness(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evaluated
 
 
 def _fires(rows: list[dict[str, float]], configured: dict[str, Any]) -> list[bool]:
-    """Whether the detector fires on `rows`, by depth and length of a drawdown. If it does not for the first, it never does."""
+    """Whether the drawdown detector fires on `rows`: a list, one bool per (depth, length). If the first is False, all are."""
     fired: list[bool] = []
     for delta, m in product(DELTAS, LENGTHS):
         possible = not fired or fired[0]

@@ -26,7 +26,7 @@ LAST = 3
 LEAST = 3
 """Minimum number of doses (arms with different noise) to which a dose-response curve is fitted."""
 MARGIN = 0.05
-"""Default loss of reward at which a dose counts as no longer tolerated."""
+"""Default loss of mean held-out reward, absolute and against the control, at which a dose (K3) is no longer tolerated."""
 REPS = 1000
 
 

@@ -12,7 +12,7 @@ from analysis.statistics.performance import bootstrap, iqm, paired_difference
 RESAMPLING = 0
 """Seed of every bootstrap, so that a report is reproducible."""
 SIGNIFICANT = 0.05
-"""Significance level of a Holm-adjusted p-value."""
+"""Largest Holm-adjusted p-value at which a difference between arms counts as significant."""
 
 
 def outcomes(runs: pd.DataFrame, final: pd.Series, references: dict[str, str], combinations: pd.DataFrame) -> pd.DataFrame:

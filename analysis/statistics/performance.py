@@ -10,7 +10,7 @@ import pandas as pd
 from analysis.statistics.tests import Interval, percentiles
 
 HEALTHY = 0.95
-"""Held-out reward that a healthy run reaches on a task that can be solved perfectly."""
+"""Held-out reward from which on a run counts as healthy, on a task that can be solved perfectly."""
 
 
 def iqm(values: np.ndarray, axis: int = -1) -> np.ndarray:

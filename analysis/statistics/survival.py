@@ -13,7 +13,7 @@ from scipy.special import betaincinv  # a fifth of the time that scipy.stats tak
 from analysis.statistics.tests import Interval, percentiles
 
 FEW = 5
-"""Maximum number of runs of an arm for which each run is shown. The range of five covers the median with less than 95%."""
+"""Maximum number of runs of an arm for which each run is shown. The range of five values covers the median with less than 95%."""
 ENOUGH = 10
 """Minimum number of collapses for drawing times to collapse and ranking diagnostics. With fewer, a ranking is chance."""
 

@@ -30,7 +30,7 @@ BASE = (
     f"dump.every={EVERY}",
 )
 STEPS = tuple(range(0, LAST, EVERY))
-"""Training steps of a run at which its batch is dumped."""
+"""Numbers of the training steps at which a run's batch is dumped."""
 MIXTURE = ("model=moe", "rollout/precision=fp8_tensor")
 PRECISIONS = ("fp32", "bf16", "fp16", "fp8_tensor", "fp8_channel", "int8", "nvfp4", "nvfp4_w4a4")
 ARMS: dict[str, tuple[str, ...]] = {

@@ -17,7 +17,7 @@ from harness.config import Config, parse
 
 SMOLLM2 = Path(__file__).parents[1] / "study" / "smollm2"
 STALE = {k: (f"rollout.staleness={k}", "actor.lr=1e-3") for k in (1, 4, 8)}
-"""Number of syncs by which the sampler's weights lag -> overrides of a run whose dumps do not record the lag."""
+"""Number of syncs by which the sampler's weights lag -> config overrides of a run whose dumps do not record this lag."""
 IN_VLLM = ("rollout/engine=vllm", "rollout/precision=bf16", "rollout.engine.kv_cache_gib=0.25")
 """Config overrides of a run whose responses vLLM samples."""
 
@@ -51,7 +51,7 @@ class Made(NamedTuple):
 
 
 Wanted = Callable[[Key], bool]
-"""Function of a dump's key that says whether to make the dump."""
+"""Function from the key of a planned dump to whether the dump is to be made."""
 
 
 def recorded(wanted: Wanted) -> Iterator[Made]:

@@ -34,7 +34,7 @@ def confusion(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def picture(counts: pd.DataFrame) -> Figure:
-    """Draw the table of `confusion`. The shade of a cell is its share of its row."""
+    """Draw the table of `confusion`. The shade of a cell is its share of the dumps in its row."""
     figure, axis = plt.subplots(figsize=(9, 0.27 * len(counts) + 1.6), layout="constrained")
     axis.imshow(counts.div(counts.sum(axis=1), axis=0), cmap=HEAT, vmin=0, vmax=1, aspect="auto")
     for row, numbers in enumerate(counts.to_numpy()):

@@ -61,7 +61,7 @@ AIM_ACCUSED = 0.01
 """Aim: maximum share of the dumps without a fault that the diagnosis does not call consistent."""
 
 REPLANNED = {"swapped": (0.05, 0.1, 0.2), "prefix": (0.05, 0.1, 0.2), "rope": (1.5, 3, 10)}
-"""Fault -> its sizes in the first plan, where they differ from the present ones.
+"""Fault -> its sizes in the first plan of the dumps, where they differ from the present ones.
 
 At the middle size of the first plan these faults could not matter, or no test could see them. Exchanged columns with a K3 of K
 nats are told apart on n tokens by at most √(2·K·n) standard deviations, the limit of the best test (Neyman and Pearson). That was

@@ -22,7 +22,7 @@ from harness.boundary import command
 RECORD = Path(__file__).parents[1] / "study" / "faults" / "power.csv"
 SEED = max(plan.CHAIN, key=lambda seed: plan.CHAIN[seed].responses)
 NUMBERS = [8 * 2**i for i in range(7)]
-"""Tested numbers of responses in a part of a dump."""
+"""Tested sizes of a part of a dump, in responses."""
 MOST = 16
 """Maximum number of parts of one length that are cut from a dump."""
 SHARE = 0.9

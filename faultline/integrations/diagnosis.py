@@ -12,7 +12,7 @@ from harness.errors import UserError, printable
 def print_diagnosis(program: str, step: int, batch: Batch, tokens: Tensor | None) -> None:
     """Print the diagnosis of a batch's logp_old and logp_rollout, and where to look in `program` if there is a fault.
 
-    program: a name in `Diagnosis.check`. step: printed with it. tokens: ids [B, T], or None. An empty mask prints nothing.
+    program: "TRL", "verl" or the like. step: printed in the line. tokens: ids [B, T], or None. An empty mask prints nothing.
     """
     if not bool(batch.mask.any()):
         return

@@ -15,7 +15,7 @@ import yaml
 ROWS, QUICK, VERDICT = "rows.csv", "quick.yaml", "verdict.json"
 """Names of the files: a row per run of the benchmark, the quick set of regimes, and the rules with their scores."""
 COLUMNS = ("entry", "regime", "seed", "digest", "outcome", "start", "trainer", "sampler")
-"""Columns of ROWS, see `experiments.benchmark.ended`."""
+"""Columns of the recorded rows: what ran, how it ended, its first reward, and its last reward by deployed policy."""
 
 
 def rows() -> pd.DataFrame:

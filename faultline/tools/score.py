@@ -117,7 +117,7 @@ def _tokens(line: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def dumped(path: Path) -> SampledResponses:
-    """The responses of a parquet dump. Raises UserError unless it has the columns that a second scoring needs."""
+    """The responses of a parquet dump. Raises UserError if it lacks prompts, tokens, log μ or a mask in any row."""
     table = pa.concat_tables(files.read(path), promote_options="permissive")
     needed = ("prompt", "tokens", "logp_rollout", "mask")
     if missing := [name for name in needed if name not in table.column_names or table[name].null_count]:
@@ -145,7 +145,7 @@ def _sampled(net: PreTrainedModel, by: Engine, prompts: Tensor, samples: int, le
 
 
 def _scored(net: PreTrainedModel, against: Engine, responses: SampledResponses) -> tuple[Tensor, Tensor | None]:
-    """Return (log π, entropy of π) of the responses' tokens, [B, T] in nats. Only transformers gives the entropy."""
+    """Return (log π, entropy of π) of the responses' tokens, [B, T] in nats. The entropy is None unless transformers scores."""
     prompts, tokens = responses.prompts.to(device()), responses.tokens.to(device())
     if against.name == HF:
         module: torch.nn.Module = net  # transformers' own `to` has no types
@@ -183,7 +183,7 @@ def transformers_scores(net: PreTrainedModel, prompts: Tensor, tokens: Tensor) -
 
 
 def _columns(responses: SampledResponses, logp: Tensor, entropy: Tensor | None) -> dict[str, Any]:
-    """The responses as the columns of a dump of one batch."""
+    """Return the scored responses as columns of a dump of one batch: name -> a value per response. logp: log π_old."""
     known = {} if entropy is None else {"entropy": entropy.numpy()}
     return known | {
         "step": np.zeros(len(logp), dtype=np.int64),

@@ -45,7 +45,7 @@ class Architecture(NamedTuple):
     frequencies: Tensor
     """Rotary frequencies [head_dim/2], in radians per position."""
     magnitude: float
-    """Factor on queries and keys after their rotation."""
+    """Factor on queries and keys after their rotary embedding, as some scaled variants have it; 1 for the others."""
     experts: int
     """Number of experts in each layer's mixture; 0 for a dense model."""
     per_token: int

@@ -19,7 +19,7 @@ from harness.rollouts import Rollout, RolloutEngine
 from harness.tasks import PAD
 
 QUANTISED = 1.0
-"""Tolerated mean difference of a quantised engine from the actor's log-probabilities, in nats. Wrong weights give several."""
+"""Tolerated mean |difference| of a quantised engine's log-probabilities from the actor's, in nats. Wrong weights give several."""
 UNNOTICED = 0.1
 """Share of the tolerance by which the actor's log-probabilities may move before an engine with unchanged ones counts as stale."""
 
@@ -42,7 +42,8 @@ class SyncCheck:
     def __init__(self, prompts: Tensor, uniforms: Tensor):
         self.prompts, self.uniforms = prompts, uniforms
         self.before: tuple[Rollout, Tensor] | None = None
-        """Last rollout that differed from the one before it, with the actor's log-probabilities of its tokens."""
+        """Latest rollout whose tokens or log μ differ from those of the check before, with the actor's log π then.
+        A later check with an equal rollout, although log π has moved since, means stale weights. None before the first check."""
 
     @torch.no_grad()
     def __call__(self, engine: RolloutEngine, actor: TrainedPolicy) -> float | None:

@@ -24,7 +24,10 @@ DRAFT_TEMPERATURE = 2.0
 
 
 def drawn_from(logp: Tensor, error: float) -> Tensor:
-    """Probabilities μ' [N, V] of tokens drawn by speculative sampling. logp: log p, [N, V]. error: share ε of uniform drafts."""
+    """Probabilities μ' [N, V] of tokens drawn by speculative sampling from a target p; logp is log p, [N, V].
+
+    error: share ε of the drafts that are drawn uniformly, unknown to the acceptance test: the reason why μ' ≠ p.
+    """
     p, believed = logp.exp(), (logp / DRAFT_TEMPERATURE).softmax(-1)
     accepted = torch.where(believed > 0, (p / believed).clamp(max=1), 0.0)
     proposed = ((1 - error) * believed + error / logp.shape[-1]) * accepted

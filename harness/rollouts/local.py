@@ -50,7 +50,7 @@ class _Nodes(NamedTuple):
     logits: Tensor
     """Logits [N, V] of the token after each node."""
     routes: Routes | None
-    """Experts that computed the nodes; None for a dense model."""
+    """Experts that computed the token of each node, or at a root all of a prompt; None for a dense model."""
     cache: Cache
     padding: Tensor | None
     """Number of leading places of each node that are padding, [N]; None if there is no padding."""
@@ -206,7 +206,7 @@ class LocalEngine(RolloutEngine):
         return self._sample_from_kept(prompts, begun, going, uniforms)
 
     def _sample(self, prompts: Tensor, begun: Rollout, going: Tensor, uniforms: Tensor, history: History | None) -> Rollout:
-        """Perform `resume`. The present weights compute all that precedes the new tokens, except kept KV of `history`."""
+        """Extend responses `begun` by a token per column of `uniforms`, recomputing the context but for KV kept by `history`."""
         uniforms = uniforms.to(self.device, torch.float64)
         given, going = begun.tokens.to(self.device), going.to(self.device)
         start = given.shape[1]
@@ -228,7 +228,7 @@ class LocalEngine(RolloutEngine):
         return Rollout(tokens, logp, torch.full_like(tokens, self.version), ids, weights, support)
 
     def _sample_from_kept(self, prompts: Tensor, begun: Rollout, going: Tensor, uniforms: Tensor) -> Rollout:
-        """Perform `resume` from kept KV, by treating each prompt together with the beginning of its response as a prompt."""
+        """Extend responses `begun` from kept KV, by treating each prompt with the beginning of its response as a prompt."""
         tokens, version, here = (part.to(self.device) for part in (begun.tokens, begun.version, going))
         history = History.of(prompts.to(self.device), tokens, version).rows(here)
         nothing = torch.zeros(len(history.tokens), 0, dtype=torch.int64, device=self.device)

@@ -51,7 +51,7 @@ def respond_greedily(engine: RolloutEngine, task: Task, prompts: Tensor) -> Tens
 
 
 def turn_metrics(rollout: Rollout) -> dict[str, Tensor]:
-    """Mean turns per response, and mean tokens that the environment wrote; {} for a task without an environment."""
+    """Mean numbers, per response, of turns and of tokens that the environment wrote; {} for a task without an environment."""
     if rollout.turns is None or rollout.environment is None:
         return {}
     turns = torch.where(rollout.written, rollout.turns + 1, 0).amax(1)

@@ -62,7 +62,7 @@ INT8_CHECKPOINT = {
 }
 
 MAX_SEQUENCES = 512
-"""Maximum number of responses decoded side by side; the rest wait."""
+"""Maximum number of responses that vLLM decodes side by side; the rest wait."""
 PREFILL_TOKENS = 16384
 """Maximum number of prompt tokens in a forward pass. On a CPU, a prefill cut into chunks would lose the seed (vLLM 0.32)."""
 
@@ -306,7 +306,7 @@ class VllmEngine(RolloutEngine):
 
 
 def _memory() -> dict[str, float]:
-    """Option of vLLM for its share of GPU memory: most of what is left. Without the option vLLM would ask for nearly all."""
+    """Return vLLM's option for its share of GPU memory: 0.9 of what is free, where vLLM would ask for nearly all; {} on a CPU."""
     if not torch.cuda.is_available():
         return {}
     free, total = torch.cuda.mem_get_info()

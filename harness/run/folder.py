@@ -34,7 +34,7 @@ STATES = ("queued", "running", "preempted", "interrupted", "done", "collapsed", 
 FINISHED = ("done", "collapsed")
 CHECKPOINT = re.compile(r"step-(\d{8,10})", re.ASCII)
 LAST_STEP = 10**9
-"""Maximum of `steps` in a config."""
+"""Maximum number of RL steps that a config may ask for."""
 
 
 class RunFolder:

@@ -71,7 +71,7 @@ class Run:
             track.finish(exit_code, **ending)
 
     def record(self, step: int, metrics: dict[str, float], track: Tracker) -> None:
-        """Record the metrics of a step, and the events that they complete, in the run folder and in W&B."""
+        """Record a step's metrics, and the detector events that they trigger, in the run folder and in W&B (`track`)."""
         self.folder.log_metrics(step, metrics)
         track.log(step, metrics)
         if metrics.get("correction/kept_tokens") == 0:

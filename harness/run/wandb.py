@@ -29,7 +29,7 @@ FINISH_SECONDS = 60
 """Seconds that a finishing run waits for the upload to W&B. `wandb sync` can send the rest later."""
 
 FILES = ("report.html", "report.md", "report.png", "arms.csv", "runs.csv", "evaluations.csv")
-"""File names of a report that are uploaded to W&B."""
+"""Names of the files of a sweep's report that are uploaded to W&B."""
 REPORT = "report-"
 """Prefix of the id of a W&B run that holds a report. The ids of training runs are hexadecimal."""
 

@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 
 LONGEST = 200
-"""Maximum number of characters of an expression. This limit also bounds the depth of parentheses."""
+"""Maximum number of characters in an arithmetic expression. This limit also bounds the depth of parentheses."""
 LARGEST = 10**15
 """Results of this absolute value or above are refused as too large."""
 TOKEN = re.compile(r"\s*(?:([0-9]+(?:\.[0-9]+)?|\.[0-9]+)|([-+*/()]))")

@@ -79,7 +79,7 @@ class Evaluator:
         return reward.reshape(-1, self.config.samples)
 
     def probe(self, version: int) -> dict[str, float]:
-        """Mismatch metrics of each precision in evaluation.probe, when it samples with the actor's weights."""
+        """Mismatch metrics of each precision in evaluation.probe, if an engine in it samples with the actor's weights."""
         return self.probes.measure(version, self.prompts, self._uniforms(self.prompts))
 
     def _uniforms(self, prompts: Tensor) -> Tensor:

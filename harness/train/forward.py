@@ -16,7 +16,7 @@ from harness.train.ranks import Ranks
 def micro_batches(ranks: Ranks, micro_tokens: int | None, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
     """Row numbers of this rank's micro-batches within a mini-batch. Every rank has the same number of micro-batches.
 
-    micro_tokens: maximum prompt and response tokens of one forward pass, padding included; None for no limit. If one padded
+    micro_tokens: maximum number of tokens in a forward pass, prompts and padding included; None for no limit. If one padded
     row exceeds it, each row is a micro-batch. Equal rows are adjacent, and are computed once where they share a micro-batch.
     """
     own = ranks.share(torch.arange(len(tokens)))

@@ -50,7 +50,7 @@ def corrected_part(config: Config) -> Part:
 
 
 class Learner:
-    """Trains the actor by the gradient of the objective: `minibatch_order`, then `update`, each step. updates: steps so far."""
+    """Trains the actor by the objective: `minibatch_order`, then `update`, each step. updates: optimizer steps so far."""
 
     def __init__(self, plan: Plan, actor: Actor):
         self.config, self.actor, self.ranks = plan.config, actor, join()

@@ -79,9 +79,9 @@ class Spec(Strict):
 
     name: name of the search's sweep, under `root`. overrides: applied to every run, as on the command line. space: config keys,
     each with a range or a list of values. trials: number of trials to complete or prune; with `sections` the maximum. parallel:
-    trials at a time. seeds: runs per trial. last: number of final evaluations whose mean scores a run. confidence: level of the
-    one-sided lower bound over the seeds. winner_seeds: number of fresh seeds for rerunning the winner. sampler_seed: seed of
-    Optuna's sampler. launcher: `local` for this machine, or keys of hydra/launcher=slurm.
+    number of them at a time. seeds: number of runs per trial. last: number of final evaluations whose mean scores a run.
+    confidence: level of the one-sided lower bound over the seeds. winner_seeds: number of fresh seeds for rerunning the winner.
+    sampler_seed: seed of Optuna's sampler. launcher: `local` for this machine, or keys of hydra/launcher=slurm.
     """
 
     name: Name

@@ -24,11 +24,11 @@ from harness.run.jsonl import loads
 from sweeps.states import RunState, is_event
 
 BUDGET = 64 << 20
-"""Maximum bytes of rows that one look reads, so that even the first look at thousands of runs answers soon."""
+"""Maximum number of bytes of rows that one look reads, so that even the first look at thousands of runs answers soon."""
 TIME, NUMBER = b'"time/step": ', re.compile(rb"\d+(\.\d+)?([eE][-+]?\d+)?")
 """Patterns of a step's duration in a row. Rows without an evaluation are not parsed any further: ten times as fast."""
 LONGEST = 1 << 20
-"""Maximum bytes of a line that is read. No run writes a longer line."""
+"""Maximum number of bytes in a line that is read. No run writes a longer line."""
 MOST = 400
 """Maximum number of points kept of a curve. Beyond it, every second point is dropped."""
 ALARMS = ("collapse", "warning", "all_rejected")

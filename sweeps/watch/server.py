@@ -25,7 +25,7 @@ from sweeps.watch.summary import Summary, summarise
 
 HOSTS = ("127.0.0.1", "localhost")
 EVERY = 2.0
-"""Seconds between two updates of the page."""
+"""Seconds between two updates of the page of a running sweep."""
 
 
 class WatchServer(ThreadingHTTPServer):

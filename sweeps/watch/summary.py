@@ -16,7 +16,7 @@ from sweeps.watch.follow import Alarm, Followed, Follower, regular
 LISTED = 20
 """Maximum number of alarms and of failed runs that are shown, worst and latest first."""
 WORST = ("collapse", "all_rejected", "warning")
-"""Kinds of alarms, worst first."""
+"""Kinds of alarms of a run, worst first: the order in which the summary lists them."""
 LINES, TAIL = 8, 4096
 """Number of last lines of a log that are shown, and number of bytes at its end that are searched for them."""
 SILENT = 600.0

@@ -18,7 +18,7 @@ from sweeps.watch.summary import Summary, summarise
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 24
-"""Width of a curve in characters."""
+"""Width of a reward curve in the terminal, in characters."""
 ROWS, EACH = 30, 6
 """Maximum number of arms (runs alike but for the seed) shown, those under way first, and of alarms and of failures."""
 

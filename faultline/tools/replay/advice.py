@@ -29,7 +29,7 @@ GROUPS = 1000
 HEAVY = 0.7
 """Pareto k above which the mean and ESS of untruncated importance weights cannot be estimated (arXiv 1507.02646, 3.2.1)."""
 FEWEST = 10
-"""Minimum number of responses beyond a proposed bound. With fewer, a single response moves the quantile too much."""
+"""Minimum number of responses beyond a proposed bound. With fewer, a single response would move the bound too much."""
 NULL_RATE = 1e-3
 """Maximum share of the tokens of the null, a dump of the control, that a proposed filter may reject."""
 DOUBTS = ("not to be trusted", "dump too small")
@@ -44,7 +44,7 @@ class Target(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """Bounds of corrections that are proposed for a dump of sampled responses.
+    """Bounds that `faultline replay` proposes for each family of corrections, from the data of one dump of sampled responses.
 
     bounds: a row per family of corrections, which differ only in their bound, such as token truncation.
     intervals: metric of the mismatch -> its 95 % interval, from `MismatchSums.intervals`; empty for a single sample.
@@ -59,7 +59,7 @@ class Advice(NamedTuple):
 
 
 class _Entries(NamedTuple):
-    """Sums over tokens or responses, an entry per group of samples and bin. Bin k has those inside bound k, not k − 1."""
+    """Sums over tokens or responses, an entry per group of samples and bin. Bin k has those inside bound k but not k − 1."""
 
     group: np.ndarray
     bin: np.ndarray
@@ -156,7 +156,7 @@ class Advisor:
     def _place(self, family: Family, sums: np.ndarray, floor: int) -> int | None:
         """Index, in the grid of bounds DEFAULT, of the bound to propose; None if none is needed or none reaches the target.
 
-        floor: least index of a filter."""
+        floor: lowest index that a filter may get."""
         curve = _curve(family, sums)
         if self._unneeded(family, curve):
             return None

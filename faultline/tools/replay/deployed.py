@@ -1,4 +1,4 @@
-"""The answer of a replay for each deployed policy, by the rule that the study of the verdict supports (docs/decision.md)."""
+"""The correction to train with for each policy that may be deployed, by the rule that docs/decision.md has tested."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ UNTESTED = "This rule has not been tested out of sample."
 
 
 def answers(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], policies: Sequence[str]) -> list[Deployed]:
-    """The replay's answer for each deployed policy of `policies`.
+    """The correction to train with for each of `policies` (trainer, sampler), if that policy is to be deployed.
 
-    frozen: `records.verdict`; a policy without tested rule gets none. lasting: persistence of the mismatch. A rule that asks for
-    it may be undecided without it, and at a lag far from that on which it was tuned. No correction is named if the dump's
-    log-probabilities are not consistent.
+    frozen: `records.verdict`; without a tested rule, `arm` is None. lasting: persistence of the mismatch. A rule that reads it
+    may be undecided if it is unknown, or if its lag is far from that on which the rule was tuned. No correction is named if the
+    dump's log-probabilities are not consistent.
     """
     return [_answer(verdict, lasting, frozen.get(policy, {}), policy) for policy in policies]
 

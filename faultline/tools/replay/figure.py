@@ -16,9 +16,9 @@ from faultline.tools.replay.example import EXAMPLES
 from faultline.tools.replay.verdict import PresetEffect
 
 BAR = 0.2
-"""Height in inches of a bar and its number."""
+"""Height in inches of a bar of the figure of corrections, and of the number on it."""
 INSIDE = 0.15
-"""ESS above which the number is drawn within its bar."""
+"""ESS, as a share, above which its number is drawn within the bar instead of beside it."""
 
 EXAMPLE_COLOURS = {EXAMPLES["fp8"]: HUES["fp8_tensor"], EXAMPLES["bf16"]: HUES["bf16"]}
 """Colours of the shipped example dumps in figures; other dumps are black."""

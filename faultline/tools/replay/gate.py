@@ -20,7 +20,7 @@ Outcome = Literal["pass", "fail", "undecided"]
 
 
 class GateResult(BaseModel):
-    """A gate, and whether a dump passes it."""
+    """A gate (a bound on a metric of the verdict), and whether a dump passes it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     gate: str = Field(description="as it was given")
@@ -30,7 +30,7 @@ class GateResult(BaseModel):
 
 
 class Gate(NamedTuple):
-    """A bound on a metric. text: the user's words. metric: a name of `METRICS`. sign: a key of `COMPARE`."""
+    """A bound on a metric. text: the user's words. metric: a name of `METRICS`. sign: <, <=, > or >=."""
 
     text: str
     metric: str

@@ -24,18 +24,18 @@ from harness.room import bounded
 LAG = 20
 """Lag in steps that the two compared dumps should have. The study's rules were tuned on a persistence over 20 syncs."""
 ACCEPTED = range(10, 41)
-"""Lags whose persistence a rule takes: half of LAG to twice. At another lag the persistence is told, but unknown to a rule."""
+"""Lags in steps, from half of LAG to twice LAG, at which the study's rules use a persistence. Others are only reported."""
 FEWEST = 100
-"""Minimum number of shared prefixes. With fewer the persistence is not told."""
+"""Minimum number of shared prefixes. With fewer, no persistence is reported."""
 LONGEST = 64
-"""Number of tokens of a response that are compared. Longer prefixes hardly recur."""
+"""Number of leading tokens of a response that are compared. Longer prefixes hardly recur."""
 NEEDED = ("step", "prompt", "tokens", "logp_rollout", "logp_old")
 
 
 class Lasting(NamedTuple):
     """Persistence between two steps of a dump.
 
-    value: None if it cannot be told. why: the reason, or what it was measured on. lag: steps between the two.
+    value: None if it cannot be measured. why: the reason, or what it was measured on. lag: number of steps between the two.
     """
 
     value: float | None
@@ -44,7 +44,7 @@ class Lasting(NamedTuple):
 
     @property
     def known(self) -> float | None:
-        """The value for a rule of the study: None if there is none, or at a lag outside ACCEPTED."""
+        """The persistence that a rule of the study may use: None if it was not measured, or at a lag outside ACCEPTED."""
         return self.value if self.lag in ACCEPTED else None
 
 

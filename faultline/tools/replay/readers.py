@@ -26,7 +26,7 @@ from harness.errors import UserError, first_line
 from harness.room import out_of_memory
 
 LINES = 4096
-"""Maximum number of lines of a JSONL file in one table."""
+"""Maximum number of lines of a JSONL file that are read into one table."""
 
 PARQUET = {
     "responses": "tokens",
@@ -35,7 +35,7 @@ PARQUET = {
     "old_log_probs": "logp_old",
     "entropys": "entropy",
 }
-"""verl's name of a parquet column -> this project's name."""
+"""Name of a parquet column in verl -> its name in this project."""
 
 PRIME_RL = {
     "step": "step",
@@ -69,7 +69,7 @@ SKYRL = {
     "logp_old": "action_log_probs",
     "advantages": "advantages",
 }
-"""This project's column -> SkyRL's name of it."""
+"""Name of a column in this project -> its name in SkyRL."""
 
 NOT_READ = (
     pickle.UnpicklingError,

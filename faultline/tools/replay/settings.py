@@ -18,7 +18,7 @@ def settings(level: str, upper: float) -> dict[str, list[str]]:
 
 
 def arm_settings(arm: str) -> dict[str, list[str]]:
-    """Map each framework that offers the correction `arm` (token, sequence, mask or geometric) to its settings for it."""
+    """Map each framework that offers the correction `arm` (token, sequence, mask or geometric) to settings that choose it."""
     match arm:
         case "mask":
             trl = ['vllm_importance_sampling_mode="sequence_mask"', "vllm_importance_sampling_clip_max=2"]

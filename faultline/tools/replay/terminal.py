@@ -13,7 +13,7 @@ WIDTH = 100
 LEAST, MOST = 5, 3
 """Numbers of presets that the terminal shows: those with the least ESS, and those with the most, such as no correction."""
 CHECK = 17
-"""Column of the terminal at which the advice on what to check begins."""
+"""Column of the terminal, in characters, at which the advice on what to check begins."""
 LIMITATIONS = 1
 """Number of lines on limitations of the dump, with doubts about the proposal and the persistence. The page has all."""
 
@@ -52,7 +52,7 @@ def lines(verdict: Verdict) -> list[str]:
 
 
 def deployed_lines(verdict: Verdict) -> list[str]:
-    """Format the answer for each deployed policy; one line for all if no rule was tested."""
+    """Format the correction to train with for each policy to be deployed; one line for all if no rule was tested."""
     tested = [one for one in verdict.deployed if one.rule is not None]
     if not tested:
         return [f"  {measured}" for measured in dict.fromkeys(one.measured for one in verdict.deployed)]
@@ -64,7 +64,7 @@ def deployed_lines(verdict: Verdict) -> list[str]:
 
 
 def persistence_lines(verdict: Verdict) -> list[str]:
-    """Line with the persistence of the mismatch between two steps, in a list; empty if it is not told."""
+    """Line with the persistence of the mismatch between two steps, in a list; empty if it is not known."""
     if verdict.persistence is None:
         return []
     return [f"Persistence {verdict.persistence:.2f}: {verdict.persistence_note}"]

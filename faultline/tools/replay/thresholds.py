@@ -16,7 +16,7 @@ from faultline.tools.replay.family import Family, FlatTokens, Units, by_row, fam
 from harness.dumps.schema import DumpedResponses
 
 ROUND = (1.001, 1.01, 1.1, 1.5, 2.0, 3.0, 5.0, 10.0)
-"""Round bounds C that are usual in practice."""
+"""Round values of the bound C of an importance weight, as are usual in practice."""
 
 
 def _default() -> np.ndarray:
@@ -135,7 +135,7 @@ class _Binned:
 
     @cached_property
     def _largest(self) -> np.ndarray:
-        """Largest value of a unit up to each limit."""
+        """Largest value of a unit (token, segment or response) up to each limit."""
         largest = np.zeros(len(self.ends) + 1)
         np.maximum.at(largest, self._bins, self.units.values)
         return np.maximum.accumulate(largest)

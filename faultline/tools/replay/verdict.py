@@ -36,10 +36,10 @@ MEND_FIRST = "A correction would hide what is wrong here. Mend it, dump again, a
 FEW = 1000
 """Number of samples (prompts or responses) below which the verdict calls the intervals wide. The value is our choice."""
 STARVED = 0.1
-"""Share of tokens kept below which the verdict warns of a preset by name."""
+"""Share of kept tokens below which the verdict warns of a preset by name."""
 
 UNCHANGED = 0.999
-"""ESS above which truncated weights hardly vary. They then only scale the loss, which is equivalent to no correction."""
+"""ESS (a share) above which truncated weights hardly vary. They then only scale the loss, as without a correction."""
 
 Need = Literal["none", "advised", "required", "undecided", "no weight suffices", "not asked"]
 """Need of a correction. not asked: the log-probabilities have a fault, or differ by more than rounding."""
@@ -61,7 +61,7 @@ class DumpSize(_Part):
 
 
 class Mismatch(_Part):
-    """Statistics of the uncorrected ratio. Pareto k is null if the weights do not vary, an ESS if all weights underflow."""
+    """Statistics of the uncorrected ρ = π_old/μ. Pareto k is null if the weights do not vary, an ESS if all weights underflow."""
 
     k1: float = Field(description="mean of log μ − log π_old, nats per token")
     k3: float = Field(description="mean of ρ − 1 − log ρ, nats per token")
@@ -120,7 +120,7 @@ class Proposal(_Part):
 
 
 class Deployed(_Part):
-    """The answer for one deployed policy, by the rule that the study of the verdict supports; see docs/decision.md."""
+    """The correction to train with if `policy` is to be deployed, by the rule tested for this policy (docs/decision.md)."""
 
     policy: Literal["trainer", "sampler"] = Field(description="the policy that is deployed")
     rule: str | None = Field(description="v2 or best constant; null before a rule was tested")
@@ -143,7 +143,7 @@ class Bound(_Part):
 
 
 class Verdict(_Part):
-    """The answer of `faultline replay --json`."""
+    """The verdict on a dump, as `faultline replay --json` prints it."""
 
     schema_version: Literal[2] = Field(default=2, description="of this layout")
     dump: DumpSize = Field(description="what was read")
@@ -174,8 +174,8 @@ def judge(
 ) -> Verdict:
     """Judge a replayed dump and return its verdict.
 
-    null: a dump of the control. advice: `Advisor.propose` at the same target. found: `Evidence.diagnosis` of the dump; unless
-    it is consistent, no correction is proposed. shown: the presets to list; None for all.
+    null: replay of a dump of the control. advice: the proposed bounds, at the same target. found: the diagnosis of the dump; no
+    correction is proposed unless it is "consistent". shown: names of the presets to list; None for all.
     """
     diagnosis = diagnosed(found)
     m = replayed.mismatch

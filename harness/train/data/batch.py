@@ -29,9 +29,9 @@ class Scores(NamedTuple):
 class TrainingBatch(NamedTuple):
     """Data of a training step: the `Batch` of the objective, and tensors that only the passes of actor and critic read.
 
-    prompts: [B, P]. tokens: [B, T]. forward_old, replay: `forward` and `replay` of `Scores`. values, returns: see `Advantages`.
-    corrected: the correction by π_old/μ of the whole batch. diagnostics: the correction's rows from
-    `correct_with_diagnostics`. Both are None without a scored π_old.
+    prompts: [B, P]. tokens: [B, T]. forward_old: log π_old [B, T] by the training forward. replay: routes and sampling
+    masks to replay. values, returns: the critic's V and its targets A + V, [B, T]. corrected: the correction by π_old/μ of the
+    whole batch. diagnostics: numbers per response that describe it. Both are None without a scored π_old.
     """
 
     prompts: Tensor

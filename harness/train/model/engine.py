@@ -42,7 +42,7 @@ SAVED = (fragment_address, ZeroStageEnum, LossScaler, DynamicLossScaler)
 """DeepSpeed classes that its checkpoints contain beside tensors and plain values. They only hold values."""
 
 TAG = "actor"
-"""DeepSpeed's tag of every saved model, also of a critic."""
+"""DeepSpeed's tag (name of the subfolder) of every saved model, actor or critic."""
 
 
 class DeepSpeedModel:

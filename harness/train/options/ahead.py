@@ -18,7 +18,7 @@ from harness.train.sampler import Sampler
 
 
 class SampledAhead(Option):
-    """Option that samples ahead and queues rollouts, the next to train on first. part: tokens per part; None: no parts."""
+    """Option that samples ahead and queues rollouts, the next to train on first. part: tokens per part; None: whole."""
 
     def __init__(self, inner: Sampler, part: int | None = None):
         super().__init__(inner)

@@ -12,7 +12,7 @@ from harness.train.options.greedy import GREEDY, GREEDY_LENGTHS
 class Overlong:
     """Adds the punishment of overlong responses (`algos.shaping.overlong_punishment`) to the rewards.
 
-    longest: maximum tokens of a response. buffer: tokens below `longest` over which the punishment grows from 0 to `penalty`.
+    longest: maximum length in tokens. buffer: tokens below `longest` over which the punishment grows from 0 to `penalty`.
     """
 
     def __init__(self, longest: int, buffer: int, penalty: float):
