@@ -85,7 +85,8 @@ def time_dependent_auc(runs: pd.DataFrame, by_run: dict[str, Signal], ahead: int
         return np.nan
     first = np.array([by_run[run].steps[0] for run in known.index])
     event, onset, last, source = (known[name].to_numpy() for name in ("event", "onset", "step", "source"))
-    landmarks = np.arange(spacing, last.max(), spacing)
+    before = onset[event, None] // spacing * spacing - np.arange(0, ahead + spacing, spacing)
+    landmarks = np.unique(before[(before > 0) & (before < last.max())])  # others have no case, however many steps a run claims
     scores = np.array([_at(by_run[run], landmarks) for run in known.index])  # [runs, landmarks]
     total, weight = 0.0, 0
     for t, score in zip(landmarks, scores.T, strict=True):

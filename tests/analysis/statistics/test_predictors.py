@@ -1,5 +1,7 @@
 """Early warnings: lead times, false alarms, thresholds and AUC of signals whose answer is known."""
 
+import tracemalloc
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -73,6 +75,19 @@ def test_landmarks_count_by_their_cases():
     at_ten = [1.0] * 10 + [2.0] + [1.0] * 89
     found = {"a": signal(at_ten), "b": signal(at_ten), "c": signal([1.0] * 100)}
     assert predictors.time_dependent_auc(pd.DataFrame(columns, index=list("abc")), found) == pytest.approx(6.5 / 11)
+
+
+def test_a_claimed_step_of_1e9_costs_no_memory():
+    """Landmarks lie before an onset, so a run that claims a last step of 10^9 adds one: at 55 it is watched to 105 and beyond.
+    A landmark at every fifth step up to the last would take 1.5 GiB."""
+    runs, steps = toy()
+    steps["rollout_corr/k3_kl"] = steps["rollout_corr/k3_kl"].round()
+    found = predictors.signals(steps, "rollout_corr/k3_kl")
+    runs.loc[runs.index[~runs.event][0], "step"] = 10**9
+    tracemalloc.start()
+    assert predictors.time_dependent_auc(runs, found) == pytest.approx(np.mean([0.5] * 7 + [1.0] * 3))
+    assert tracemalloc.get_traced_memory()[1] < 1e7
+    tracemalloc.stop()
 
 
 def test_an_alarm_at_the_onset_is_no_warning():
