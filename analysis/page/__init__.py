@@ -17,6 +17,7 @@ from matplotlib.path import Path
 from analysis.figures.style import draw, themed
 from analysis.frames import cells
 from analysis.marks import Mark
+from harness.errors import printable
 from harness.progress import Progress
 
 SVG = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C"}
@@ -73,9 +74,10 @@ def page(
         shown.append((section, _picture(section), _table(section.table)))
         progress.show(f"page: {len(shown)} of {len(sections)} parts")
     swatches = {arm: swatch(mark) for arm, mark in (marks or {}).items()}
-    return _template().render(
+    page = _template().render(
         title=title, answer=answer, note=note, link=link, sections=shown, runs=runs or {}, swatches=swatches
     )
+    return re.sub(r"[\0-\t\v-\x1f\x7f-\x9f]", lambda control: printable(control[0]), page)  # a terminal would obey them
 
 
 @functools.cache

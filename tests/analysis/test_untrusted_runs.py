@@ -202,7 +202,7 @@ def test_control_characters_and_formulas_of_a_run_command_nothing(tmp_path, caps
     report(sweep)
     shown = capsys.readouterr().out
     assert r"s\x1b[2Jweep" in shown and r"=HYPERLINK(1)\x1b]0;title\x07\nnext\x9b31m" in "".join(shown.split("\n"))
-    for text in (shown, *((sweep / name).read_text() for name in ("runs.csv", "report.md"))):
+    for text in (shown, *((sweep / name).read_text() for name in ("runs.csv", "report.md", "report.html"))):
         assert all(letter.isprintable() for line in text.split("\n") for letter in line)
     assert pd.read_csv(sweep / "runs.csv").error.dropna().tolist() == [r"'=HYPERLINK(1)\x1b]0;title\x07\nnext\x9b31m"]
 
