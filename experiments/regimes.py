@@ -59,7 +59,7 @@ STUDIED = (71, 72, 73, 75, 77)
 SEEDS = (100, 101, 102)
 """Seeds of the controls by which beds are admitted. No other run of the study has them."""
 STARTS = ("dense", "moe", "long20", "long32")
-"""One bed (model, task, learning rate and loss) for each kind of warm start, from which other beds begin too."""
+"""One bed (model, task, learning rate and loss) for each kind of warm start. Several beds may share a warm start."""
 SOLVED, KEPT = 0.2, 400
 """Bounds of a warm start from which RL can begin: the minimum solve rate, and the minimum number of kept prompts."""
 SWEEP = "verdict_admission"

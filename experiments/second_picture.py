@@ -43,7 +43,7 @@ POLICIES = {OWN: "trainer's own policy", SAMPLING: "sampling policy"}
 
 
 def main(folder: Path, out: Path) -> None:
-    """Draw reward over K3 (second.png) and over steps (second_long, persistence), from endpoints.csv and long.csv in `folder`."""
+    """Draw three figures from endpoints.csv and long.csv in `folder`: reward over K3, over steps, and by persistence of noise."""
     out.mkdir(parents=True, exist_ok=True)
     _doses(folder).savefig(out / "second.png", dpi=150)
     long = pd.read_csv(folder / "long.csv")

@@ -245,7 +245,10 @@ GRID = [
 
 
 def rules(v2: Rule, best: str) -> dict[str, Rule]:
-    """Name -> function that maps measurements of an uncorrected run to a correction. v2: the tuned one. best: a fixed one."""
+    """Name -> rule, a function from the measurements of an uncorrected run to a correction. v2: the rule with tuned cut-offs.
+
+    best: the correction of the rule "best constant".
+    """
     always = {f"always {arm}": constant(arm) for arm in ARMS}
     return always | {"verdict": lambda seen: seen.verdict, "v2": v2, "best constant": constant(best)}
 

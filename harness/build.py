@@ -46,7 +46,7 @@ class Plan(NamedTuple):
 
 
 def build_objective(config: Config) -> Objective:
-    """Build a config's objective: loss x correction x proximal x reduction. Raises UserError on an unmarked plug-in."""
+    """Build a config's objective: loss x correction x proximal x reduction. Raises UserError on a loss without @loss."""
     anchored = "whether it is anchored; decorate it with @loss(anchored=…)"
     _check_marked(LOSSES, "loss.name", config.loss.name, "anchored", anchored)
     loss, kl = bind(LOSSES[config.loss.name], "loss", config.loss.params), None

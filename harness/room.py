@@ -49,7 +49,7 @@ def bounded(source: Path | str) -> Iterator[None]:
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether `error` says that memory was refused. torch raises a RuntimeError for it, and has no class of its own."""
+    """Whether `error` says that memory of the CPU was refused. torch raises a plain RuntimeError for that."""
     return isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
 
 

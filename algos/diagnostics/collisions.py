@@ -31,7 +31,7 @@ def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, floa
         z = ±√(2n·KL(f‖e)),   KL(f‖e) = f·log(f/e) + (1 − f)·log((1 − f)/(1 − e))
 
     whose tail exp(−z²/2) bounds the chance of so few or so many agreements (W. Hoeffding, J. Am. Stat. Assoc. 58 (1963) 13). A
-    clustered error alone is too small if agreements are rare: without one it is only the spread of e. Where z < 0 the tokens
+    clustered error alone is too small if agreements are rare: with none it is only the spread of e. Where z < 0 the tokens
     vary more than μ says. shared: number of leading positions at which every pair agrees. shared_odds: the share of pairs that
     should agree at all of them. Prompt tokens that the mask counts as response agree in every pair, however improbable.
     tokens: [B, T] ids; without them, tokens with log π within `SAME` count as equal. NaN if no prompt has two responses.

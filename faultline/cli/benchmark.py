@@ -1,4 +1,4 @@
-"""Command line of `faultline benchmark`, which scores a loss or correction on set cases of rollout mismatch."""
+"""Command line of `faultline benchmark`, which scores a loss or correction on fixed cases of rollout mismatch."""
 
 from __future__ import annotations
 

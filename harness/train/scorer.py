@@ -88,8 +88,8 @@ class Scorer:
     def score_reference(self, responses: Responses) -> Tensor | None:
         """Return log π_ref [B, T] in nats for a KL term; None without one.
 
-        The reference always chooses its own experts: it has another router. It has the support of the other policies, since a
-        KL term would otherwise see the truncated mass even of an equal policy.
+        The reference always chooses its own experts: it has another router. If a sampler cuts tokens off (top-p, top-k), π_ref
+        is normalised over the same tokens as the other policies: the KL term of equal policies must be 0.
         """
         if self.reference is None:
             return None

@@ -165,7 +165,7 @@ def load(path: Path, changes: list[str]) -> Spec:
 
 
 def _explained(error: ValidationError) -> list[str]:
-    """One line per validation error. For a wrong range, the error that it is no list is left out."""
+    """One line per validation error. For a wrong range, the error that it is not a list is left out."""
     problems = []
     for problem in error.errors():
         key = ".".join(str(part) for part in problem["loc"] if "[" not in str(part))

@@ -187,7 +187,7 @@ def _merged(entries: _Entries) -> _Entries:
 
 
 def _binned(entries: _Entries, draw: np.ndarray | None) -> np.ndarray:
-    """Sums by bin between bounds, [3, bins]: over all samples, or over a resample that contains group i draw[i] times."""
+    """Σ n, Σ n·ρ, Σ n·ρ² of n tokens by bin of the ratio ρ, [3, bins]; `draw` [groups]: times that a resample has each group."""
     times = 1.0 if draw is None else draw[entries.group].astype(np.float64)
     return np.stack([np.bincount(entries.bin, weights=times * part, minlength=len(DEFAULT) + 1) for part in entries.sums])
 

@@ -38,7 +38,7 @@ class ChangedWeights:
         self.before = []
 
     def __call__(self, done: Finished) -> dict[str, float]:
-        """Return the share of changed weights over all ranks and optimizer steps since the last call; {} without steps."""
+        """Mean share of weights that an optimizer step changed, over ranks and steps since the last call; {} without steps."""
         changed, total = self.ranks.sum(self.counts.clone().to(device())).tolist()
         self.counts.zero_()
         return {"actor/changed_bf16": changed / total} if total else {}
