@@ -12,11 +12,11 @@ LONG = pd.read_csv(Path(__file__).parents[2] / "experiments/study/second/long.cs
 def test_the_costs_in_the_picture_are_those_of_family_f17():
     """experiments/study/second/table.md: fresh noise ends 0.059 below the control, fixed noise 0.247."""
     (axis,) = persistence(LONG).axes
-    assert axis.get_title(loc="left") == FINDING
-    assert [text.get_text() for text in axis.texts] == [
+    assert axis.get_title(loc="left").strip() == FINDING
+    assert [text.get_text() for text in axis.texts][:3] == [
         "no error",
-        "redrawn at each weight sync\ncosts 0.06",
-        "kept for the whole run\ncosts 0.25",
+        "redrawn at each weight sync\ncosts 0.06 at the end",
+        "kept for the whole run\ncosts 0.25 at the end",
     ]
 
 
@@ -24,4 +24,8 @@ def test_an_error_without_a_cost_is_drawn_as_one():
     same = LONG[LONG.noise == 0]
     arms = [same.assign(noise=noise, persistence=kept) for noise, kept in ((0.0, 0.0), (0.2, 0.0), (0.2, 1.0))]
     (axis,) = persistence(pd.concat(arms)).axes
-    assert [text.get_text().partition("\n")[2] for text in axis.texts] == ["", "costs 0.00", "costs 0.00"]
+    assert [text.get_text().partition("\n")[2] for text in axis.texts][:3] == [
+        "",
+        "costs 0.00 at the end",
+        "costs 0.00 at the end",
+    ]
