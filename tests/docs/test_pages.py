@@ -129,7 +129,7 @@ def test_blocks_hold_commands_that_are_checked_or_known():
 
 @pytest.mark.parametrize(("page", "line"), COMMAND_LINES, ids=lambda value: value[:60])
 def test_a_command_is_one_that_its_program_takes(page, line):
-    words = re.split(r" > | \| ", line)[0]
+    words = re.split(r" > | \| | && ", line)[0]
     words = [word for word in shlex.split(words, comments=True) if not PLACEHOLDER.search(word)]
     program, *rest = words
     if program == "make":
