@@ -18,7 +18,7 @@ WORDS = {
     "geometric": "reject by the geometric mean, and mask tokens above 2",
 }
 """Arm (correction) of the study of the verdict -> the correction in words."""
-UNTESTED = "This rule has not been tested out of sample."
+UNTESTED = "This rule is untested out of sample."
 
 
 def answers(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], policies: Sequence[str]) -> list[Deployed]:

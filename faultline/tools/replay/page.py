@@ -15,7 +15,17 @@ from analysis.page import Section, page
 from faultline.tools.replay.collect import Replayed
 from faultline.tools.replay.figure import presets_figure, ratio_figure
 from faultline.tools.replay.scales import SCALES
-from faultline.tools.replay.terminal import deployed_lines, diagnosis_lines, doubted, gate_lines, headline, pastes, starved
+from faultline.tools.replay.terminal import (
+    deployed_lines,
+    diagnosis_lines,
+    doubted,
+    gate_lines,
+    headline,
+    pastes,
+    reasons,
+    served,
+    starved,
+)
 from faultline.tools.replay.verdict import PresetEffect, Verdict, with_null
 from harness.files import output_folder, write_file
 
@@ -163,7 +173,8 @@ def _page(
         ),
         Section("Grid", "Each cell: share of tokens kept, ESS.", table=grid_table(replayed), wrapped=False),
     ]
-    need = [headline(verdict), verdict.reason, *doubted(verdict), *deployed_lines(verdict), *starved(verdict)]
+    why = [" ".join(reasons(verdict)), *served(verdict), *doubted(verdict), *starved(verdict)]
+    need = [headline(verdict), *(deployed_lines(verdict) if consistent else []), *why]
     sound = diagnosis_lines(verdict.diagnosis)
     answer = [*(need + sound if consistent else sound + need), *gate_lines(verdict), *summary(replayed)]
     return page(f"{verdict.dump.name}: is a correction needed, and which?", answer, sections)

@@ -16,6 +16,17 @@ CHECK = 17
 """Column of the terminal, in characters, at which the advice on what to check begins."""
 LIMITATIONS = 1
 """Number of lines on limitations of the dump, with doubts about the proposal and the persistence. The page has all."""
+WORDS = {
+    "none": "leave it uncorrected",
+    "advised": "consider a correction",
+    "required": "correct it",
+    "undecided": "undecided whether to correct it",
+    "no weight suffices": "no importance weight suffices",
+    "not asked": "no correction is proposed",
+}
+"""Need of a correction -> what the verdict says. It says "required" nowhere: no K3 is known to harm training."""
+SERVED = "A correction can lower the policy that samples: evaluate that policy if you serve it."
+"""Warning beside a proposed weight. docs/findings.md measured it: +0.093 for the trainer's policy, −0.115 for the sampler's."""
 
 
 def lines(verdict: Verdict) -> list[str]:
@@ -29,6 +40,7 @@ def lines(verdict: Verdict) -> list[str]:
         rest = [size, f"{sizes} {m.k3:.1e} nats per token.", f"VERDICT  {headline(verdict)}", f"  {verdict.reason}"]
         rest += gate_lines(verdict)
         return [printable(line)[:WIDTH] for line in [*first, *rest]]
+    because = wrap(" ".join(reasons(verdict)), WIDTH - 2)
     doubts = [line for doubt in doubted(verdict) for line in wrap(doubt, WIDTH - 2)]
     told = len(doubts) + (verdict.persistence is not None)
     limitations = verdict.limitations[: max(LIMITATIONS - told, 0)]
@@ -36,9 +48,8 @@ def lines(verdict: Verdict) -> list[str]:
         *first,
         size,
         f"VERDICT  {headline(verdict)}",
-        *(f"  {line}" for line in [verdict.reason, *doubts]),
         *deployed_lines(verdict),
-        *(f"  {line}" for line in starved(verdict)),
+        *(f"  {line}" for line in [*because, *served(verdict), *doubts, *starved(verdict)]),
         *gate_lines(verdict),
         f"{sizes}, nats per token:",
         *_scales(m),
@@ -52,13 +63,11 @@ def lines(verdict: Verdict) -> list[str]:
 
 
 def deployed_lines(verdict: Verdict) -> list[str]:
-    """Format the correction to train with for each policy to be deployed; one line for all if no rule was tested."""
-    tested = [one for one in verdict.deployed if one.rule is not None]
-    if not tested:
-        return [f"  {measured}" for measured in dict.fromkeys(one.measured for one in verdict.deployed)]
+    """Format the correction that a tested rule names for each policy to be deployed; empty if no rule was tested."""
     return [
         line
-        for one in tested
+        for one in verdict.deployed
+        if one.rule is not None
         for line in wrap(f"{one.policy.upper()} DEPLOYED  {one.text}. {one.measured}", WIDTH, subsequent_indent="  ")
     ]
 
@@ -112,21 +121,29 @@ def measured(gate: GateResult) -> str:
 def headline(verdict: Verdict) -> str:
     """Summarise the verdict in one or two sentences."""
     p = verdict.proposal
-    if verdict.need in ("advised", "required", "undecided") and any(one.rule is not None for one in verdict.deployed):
-        return f"By its size, a correction is {verdict.need}."  # the tested rules say which
+    if _tested(verdict):
+        return "By the rule tested for the policy that you deploy:"
+    words = _sentence(WORDS[verdict.need])
     if p is None:
-        without = {
-            "none": "No correction is needed.",
-            "undecided": "The need of a correction is undecided.",
-            "not asked": "No correction is proposed.",
-        }
-        return without.get(verdict.need, "No importance weight suffices.")
+        return f"{words}."
     weight = f"truncate {p.level} weights at {p.upper:g}"
-    if verdict.need == "undecided":
-        return f"The need of a correction is undecided. Provisional: {weight}, ESS {p.ess:.2f}."
-    if p.doubtful:
-        return f"Provisional: a correction is {verdict.need}, {weight}, ESS {p.ess:.2f}."
-    return f"A correction is {verdict.need}: {weight}. It keeps all tokens, ESS {p.ess:.2f}."
+    if verdict.need == "undecided" or p.doubtful:
+        return f"{words}. Provisional: {weight}, ESS {p.ess:.2f}."
+    return f"{words}: {weight}. It keeps all tokens, ESS {p.ess:.2f}."
+
+
+def reasons(verdict: Verdict) -> list[str]:
+    """Sentences on why the size of the mismatch has this verdict, and on the test that its rule lacks."""
+    if _tested(verdict):
+        return [f"By its size alone: {WORDS[verdict.need]}.", verdict.reason]
+    untested = dict.fromkeys(one.measured for one in verdict.deployed if verdict.diagnosis.consistent)
+    return [verdict.reason, *untested]
+
+
+def served(verdict: Verdict) -> list[str]:
+    """SERVED in a list, where an untested rule proposes a weight and the policy that samples may be deployed; else empty."""
+    may_serve = any(one.policy == "sampler" for one in verdict.deployed)
+    return [SERVED] if verdict.proposal is not None and may_serve and not _tested(verdict) else []
 
 
 def doubted(verdict: Verdict) -> list[str]:
@@ -148,7 +165,7 @@ def starved(verdict: Verdict) -> list[str]:
 
 def pastes(verdict: Verdict) -> list[dict[str, list[str]]]:
     """The settings to paste: those of the tested arms, each once, or of the proposal if no rule was tested."""
-    if any(one.rule is not None for one in verdict.deployed):
+    if _tested(verdict):
         return list({one.arm: one.settings for one in verdict.deployed if one.settings}.values())
     return [verdict.proposal.settings] if verdict.proposal else []
 
@@ -163,6 +180,15 @@ def pasted(by_framework: dict[str, list[str]]) -> list[str]:
         one = f"{name:<6} {joint.join(settings)}"
         out += [one] if len(one) <= WIDTH else [f"{name if i == 0 else '':<6} {line}" for i, line in enumerate(settings)]
     return out
+
+
+def _tested(verdict: Verdict) -> bool:
+    """Whether tested rules answer in the place of the verdict by size, which is so of consistent log-probabilities."""
+    return verdict.diagnosis.consistent and any(one.rule is not None for one in verdict.deployed)
+
+
+def _sentence(words: str) -> str:
+    return words[0].upper() + words[1:]
 
 
 def _scales(m: Mismatch) -> list[str]:

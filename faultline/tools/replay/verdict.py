@@ -288,9 +288,9 @@ def _need(mismatch: Mismatch, proposal: Proposal | None, target: Target) -> tupl
         return "undecided", "One prompt or response gives K3 no interval."
     if low != high:
         ends = "K3 is {:.1e} to {:.1e} (95 %)".format(*mismatch.k3_interval)
-        below = f" None is needed below {NEGLIGIBLE:.0e}." if low == "none" else ""
-        above = f" One is required from {LARGE:.0e} on." if high == "required" else ""
-        return "undecided", f"{ends}.{below}{above}"
+        crossed = [f"{NEGLIGIBLE:.0e}"] * (low == "none") + [f"{LARGE:.0e}"] * (high == "required")
+        lie = "cut-offs {} and {} lie" if len(crossed) == 2 else "cut-off {} lies"
+        return "undecided", f"{ends}: our {lie.format(*crossed)} between."
     return low, _reason(low, mismatch)
 
 
@@ -304,14 +304,14 @@ def _by_k3(k3: float, fits: bool) -> Literal["none", "advised", "required"]:
 def _reason(need: Literal["none", "advised", "required"], mismatch: Mismatch) -> str:
     low, high = (f"{end:.1e}" for end in SCALES[0][:2])
     if need == "required":
-        return "At this K3 published runs crashed, or lost accuracy without a correction."
+        return f"K3 is above {LARGE:.0e}, our uncalibrated cut-off."
     if need == "none":
         ess = f"sequence ESS {mismatch.ess_sequence:.3f}"
         return f"K3 < {NEGLIGIBLE:.0e}, {ess}. FP16, K3 {low} to {high}, trains alike without a correction."
     if mismatch.k3 < NEGLIGIBLE:
         ess = "none" if mismatch.ess_sequence is None else f"{mismatch.ess_sequence:.3f}"
         return f"K3 < {NEGLIGIBLE:.0e}, but the sequence ESS is {ess}: small ratios add up over a response."
-    return "At this K3 some published runs collapsed late without a correction, and others did not."
+    return f"K3 is between our uncalibrated cut-offs, {NEGLIGIBLE:.0e} and {LARGE:.0e}."
 
 
 def listed(replayed: Replayed, null: Replayed | None, shown: Container[str] | None = None) -> list[PresetEffect]:

@@ -51,7 +51,7 @@ def test_before_its_test_a_rule_says_so_and_names_no_arm(rules):
     found = answers(verdict(), ONE_STEP, rules, ["trainer", "sampler"])
     assert [(one.policy, one.arm, one.measured) for one in found] == [("trainer", None, UNTESTED), ("sampler", None, UNTESTED)]
     shown = terminal.lines(verdict().model_copy(update={"deployed": found}))
-    assert sum(UNTESTED in line for line in shown) == 1
+    assert sum(UNTESTED in line for line in shown) == 1 and not any("DEPLOYED" in line for line in shown)
 
 
 def test_a_constant_that_won_is_proposed_for_each_policy_and_said_to_be_one():
@@ -67,8 +67,10 @@ def test_a_constant_that_won_is_proposed_for_each_policy_and_said_to_be_one():
     )
     assert trainer.settings["Faultline"] == ["correction=sequence_mask"]
     shown = terminal.lines(verdict().model_copy(update={"deployed": [trainer, sampler]}))
-    assert "VERDICT  By its size, a correction is required." in shown
+    at = shown.index("VERDICT  By the rule tested for the policy that you deploy:")
+    assert shown[at + 1].startswith("TRAINER DEPLOYED  mask sequences above 2, as in every regime")
     assert any(line.startswith("SAMPLER DEPLOYED  no correction") for line in shown)
+    assert "  By its size alone: correct it. It is." in shown and not any("untested" in line for line in shown)
     assert any(line.startswith("TRL") and "sequence_mask" in line for line in shown) and max(map(len, shown)) <= 100
 
 
@@ -94,8 +96,23 @@ def test_v2_knows_no_persistence_of_a_lag_far_from_20(lag, arm):
     assert answer("v2", Lasting(0.9, "steps", lag)).arm == arm
 
 
-def test_a_fault_gets_no_arm():
-    assert answer("best constant", kind="unknown").arm is None
+@pytest.mark.parametrize("chosen", [None, "best constant"])
+def test_a_fault_gets_no_arm_and_no_word_on_rules(chosen):
+    unsound = verdict(kind="unknown").model_copy(update={"need": "not asked", "reason": "Mend it."})
+    found = answers(unsound, ONE_STEP, frozen(chosen), ["trainer", "sampler"])
+    assert [one.arm for one in found] == [None, None]
+    shown = terminal.lines(unsound.model_copy(update={"deployed": found}))
+    assert shown[-2:] == ["VERDICT  No correction is proposed.", "  Mend it."]
+
+
+def test_a_tested_rule_answers_where_the_size_alone_would_not():
+    """The constant was tested on every regime; the size alone asks for none."""
+    small = verdict(k3=1e-5).model_copy(update={"need": "none", "reason": "K3 is small."})
+    found = answers(small, ONE_STEP, frozen("best constant"), ["trainer"])
+    shown = terminal.lines(small.model_copy(update={"deployed": found}))
+    at = shown.index("VERDICT  By the rule tested for the policy that you deploy:")
+    assert shown[at + 1].startswith("TRAINER DEPLOYED  mask sequences above 2")
+    assert "  By its size alone: leave it uncorrected. K3 is small." in shown
 
 
 def write(path, *steps: tuple[int, np.ndarray, np.ndarray]) -> Dump:

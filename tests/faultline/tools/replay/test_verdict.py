@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import jsonschema
@@ -15,7 +16,9 @@ from faultline.tools.import_config import import_config
 from faultline.tools.replay import terminal
 from faultline.tools.replay.advice import Advisor, Target
 from faultline.tools.replay.collect import collect
+from faultline.tools.replay.deployed import UNTESTED, answers
 from faultline.tools.replay.example import EXAMPLES, FOLDER, example
+from faultline.tools.replay.persistence import Lasting
 from faultline.tools.replay.presets import presets
 from faultline.tools.replay.scales import LARGE, NEGLIGIBLE, SCALES
 from faultline.tools.replay.settings import settings
@@ -111,7 +114,7 @@ def dump(path, ratios):
 def test_equal_policies_need_no_correction(tmp_path):
     verdict = verdict_of(dump(tmp_path / "d.parquet", np.zeros((20, 5))))
     assert (verdict.need, verdict.proposal, verdict.reason) == ("none", None, "Every ratio is exactly 1.")
-    assert "VERDICT  No correction is needed." in terminal.lines(verdict) and verdict.mismatch.pareto_k is None
+    assert "VERDICT  Leave it uncorrected." in terminal.lines(verdict) and verdict.mismatch.pareto_k is None
 
 
 @pytest.mark.parametrize(("k3", "need"), [(NEGLIGIBLE / 2, "none"), (NEGLIGIBLE * 2, "advised"), (LARGE * 2, "required")])
@@ -122,6 +125,10 @@ def test_the_need_goes_by_the_published_scales(tmp_path, k3, need):
     verdict = verdict_of(dump(tmp_path / "d.parquet", ratios))
     assert verdict.mismatch.k3 == pytest.approx(k3, rel=1e-9) and verdict.need == need
     assert (verdict.proposal is None) == (need == "none")
+    words = {"none": "Leave it uncorrected.", "advised": "Consider a correction: ", "required": "Correct it: "}
+    assert terminal.headline(verdict).startswith(words[need])
+    between, above = "K3 is between our uncalibrated cut-offs, 1e-04 and 1e-02.", "K3 is above 1e-02, our uncalibrated cut-off."
+    assert need == "none" or verdict.reason == {"advised": between, "required": above}[need]
     assert SCALES[0].high < NEGLIGIBLE < SCALES[1].low and SCALES[1].high < LARGE <= SCALES[2].low
 
 
@@ -155,8 +162,17 @@ def test_the_interval_of_k3_decides_whether_the_need_is_decided(tmp_path):
         drawn = np.array(found[n].mismatch.k3_interval) * n / (math.e - 2)
         assert drawn == pytest.approx(binom.ppf([0.025, 0.975], n, 10 / n), abs=2)
     assert (found[100].need, found[718].need) == ("required", "undecided")
-    assert "One is required from 1e-02 on." in found[718].reason and found[718].proposal is not None
-    assert terminal.headline(found[718]).startswith("The need of a correction is undecided. Provisional: truncate ")
+    assert found[718].reason.endswith(" (95 %): our cut-off 1e-02 lies between.") and found[718].proposal is not None
+    assert terminal.headline(found[718]).startswith("Undecided whether to correct it. Provisional: truncate ")
+
+
+def test_an_interval_across_both_cutoffs_names_both(tmp_path):
+    """2 of 200 responses with l = 0.9, K3 0.56, the others with 0. A resample has none of them with (1 − .01)²⁰⁰ = .13, and
+    five with K3 .014 in 5 % of the cases. The sequence ESS is (198 + 2·2.46)²/(200·(198 + 2·6.05)) = .98."""
+    verdict = verdict_of(dump(tmp_path / "d.parquet", np.where(np.arange(200) < 2, 0.9, 0.0)[:, None]))
+    low, high = verdict.mismatch.k3_interval
+    assert low < NEGLIGIBLE and high >= LARGE and verdict.mismatch.ess_sequence == pytest.approx(0.98, abs=0.01)
+    assert verdict.reason.endswith(" (95 %): our cut-offs 1e-04 and 1e-02 lie between.")
 
 
 def test_one_response_decides_nothing(tmp_path):
@@ -175,7 +191,7 @@ def test_a_doubtful_bound_is_told_of_in_the_first_lines(tmp_path):
     shown = terminal.lines(verdict)
     same = next(b for b in verdict.bounds if b.family == f"truncate-{verdict.proposal.level}")
     assert verdict.proposal.verdict == same.verdict and same.verdict.startswith("not to be trusted: Pareto k = 1.")
-    assert shown[2].startswith("VERDICT  Provisional: a correction is required, truncate ")
+    assert shown[2].startswith("VERDICT  Correct it. Provisional: truncate ")
     assert shown[4].startswith("  The bound is provisional (not to be trusted: Pareto k = 1.") and max(map(len, shown)) <= 100
     assert shown[5].endswith("C cuts off).") and len(shown) <= 23
 
@@ -244,11 +260,38 @@ def test_the_terminal_shows_the_verdict_in_24_lines(tmp_path, capsys, monkeypatc
     assert len(shown) <= 24 and max(map(len, shown[:-1])) <= 100
     assert shown[0].startswith("LOG-PROBABILITIES  consistent: mean ratio 1.0005 ± 0.0024 ")
     assert shown[1].startswith("SmolLM2-135M, FP8 rollout: ")
-    assert shown[2].startswith("VERDICT  A correction is required: truncate")
+    assert shown[2] == "VERDICT  Correct it: truncate token weights at 2. It keeps all tokens, ESS 0.93."
+    assert shown[3] == "  K3 is above 1e-02, our uncalibrated cut-off. This rule is untested out of sample."
+    assert shown[4] == f"  {terminal.SERVED}"
     assert shown[-1] == f"Page: {tmp_path}/replay-example/replay.html"
     page = (tmp_path / "replay-example" / "replay.html").read_text()
+    assert page.index("Correct it: truncate token") < page.index("untested out of sample") < page.index(terminal.SERVED)
     assert page.index("What each preset leaves") < page.index("<svg") < page.index("algorithm.rollout_correction.rollout_is")
     assert (tmp_path / "replay-example" / "replay.png").stat().st_size < 200_000
+
+
+@pytest.mark.parametrize(("words", "warned"), [([], True), (["--deploy", "sampler"], True), (["--deploy", "trainer"], False)])
+def test_who_may_serve_the_weights_that_sample_is_warned(tmp_path, monkeypatch, capsys, words, warned):
+    monkeypatch.chdir(tmp_path)
+    main(["replay", "--example", "--corrections", "icepop", *words])
+    assert (terminal.SERVED in capsys.readouterr().out) == warned
+
+
+def test_without_a_proposed_weight_no_policy_is_said_to_be_lowered(tmp_path):
+    verdict = verdict_of(dump(tmp_path / "d.parquet", np.zeros((20, 5))))
+    deployed = answers(verdict, Lasting(None, "one step"), {}, ["trainer", "sampler"])
+    shown = terminal.lines(verdict.model_copy(update={"deployed": deployed}))
+    assert shown[2:4] == ["VERDICT  Leave it uncorrected.", f"  Every ratio is exactly 1. {UNTESTED}"]
+    assert not any(terminal.SERVED in line for line in shown)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_no_words_of_the_verdict_require_anything(tmp_path, monkeypatch, capsys, name):
+    """`required` is a value in JSON alone: no K3 is known to harm."""
+    monkeypatch.chdir(tmp_path)
+    main(["replay", "--example", name, "--all"])
+    page = (tmp_path / "replay-example" / "replay.html").read_text()
+    assert "required" not in capsys.readouterr().out.lower() + re.sub(r"<style.*?</style>", "", page, flags=re.S).lower()
 
 
 def test_json_is_one_valid_document_of_the_documented_schema(tmp_path, capsys):
