@@ -1,7 +1,7 @@
 """The plan for the confusion matrix of the diagnosis, written down before any of its dumps was made.
 
 This is the second plan. With the seeds of the first, 1101 to 1106, the diagnosis named the right fault for 169 of 181 dumps at
-the middle size. It was right for 7 of 57 dumps with a left-out fault. docs/diagnosis.md says what was changed after it.
+the middle size. It was right for 7 of 57 dumps with a left-out fault. docs/diagnosis-record.md says what was changed after it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,9 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 import faultline
@@ -32,10 +34,32 @@ def test_the_ess_follows_from_three_metrics(logged):
     assert f"{logged['rollout_corr/chi2_token']:.4f}" == "0.0957"
 
 
-def test_the_snippet_reads_an_exported_table(tmp_path, monkeypatch, capsys):
-    """Differences of 0.01 and 0.03: their mean is 0.02 and its standard error 0.01."""
-    pd.DataFrame({"rollout_corr/k3_kl": [0.03, 0.04], "rollout_corr/kl": [0.02, 0.01]}).to_csv(tmp_path / "wandb_export.csv")
+def test_the_snippet_takes_its_error_from_ten_blocks(tmp_path, monkeypatch, capsys):
+    """20 steps, each value twice: 0, 0.01 to 0.09, whose mean is 0.045 and whose variance is 1e-4·82.5/9, over ten blocks. The
+    standard error of single steps would be 0.0066."""
+    steps = pd.DataFrame({"rollout_corr/k3_kl": [n // 2 / 100 + 0.02 for n in range(20)], "rollout_corr/kl": 0.02})
+    steps.to_csv(tmp_path / "wandb_export.csv")
     monkeypatch.chdir(tmp_path)
-    (snippet,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    snippet, _ = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     exec(snippet, {})
-    assert capsys.readouterr().out == "mean ratio − 1: 0.0200 ± 0.0100\n"
+    assert capsys.readouterr().out == f"mean ratio − 1: 0.0450 ± {(1e-4 * 82.5 / 9 / 10) ** 0.5:.4f}\n"
+
+
+def test_what_trl_logs_bounds_k3_and_shows_the_cut():
+    """On the FP8 example, from the log ratios themselves."""
+    rows = pq.read_table(ROOT / "faultline/example/fp8.parquet").to_pylist()
+    ratios = [np.subtract(row["logp_old"], row["logp_rollout"]) for row in rows]
+    tokens = np.concatenate(ratios)
+    a, m = np.abs(tokens).mean(), np.abs(tokens).max()
+    k3 = (np.exp(tokens) - 1 - tokens).mean()
+    assert np.exp(-a) - 1 + a <= k3 <= a * (np.exp(m) - 1 - m) / m
+    shown = [f"a = {a:.3f}", f"at least {np.exp(-a) - 1 + a:.3f}", f"{np.pi / 4 * a**2:.3f} by the rule", f"It is {k3:.3f}"]
+    whole = np.exp([ratio.sum() for ratio in ratios])
+    mean = np.where(whole <= 3, whole, 0).mean()
+    shown += [
+        f"of {mean:.3f} on the FP8",
+        f"it took {1 - mean:.3f}, with {(whole > 3).mean():.0%}".replace("%", " %"),
+        f"has {m:.1f}",
+    ]
+    flat = " ".join(PAGE.split())
+    assert not [words for words in shown if words not in flat]

@@ -286,8 +286,9 @@ def test_a_large_dump_is_thinned_by_batches_and_prompts(tmp_path, monkeypatch):
 
 def test_every_fault_is_documented():
     text = (ROOT / "docs" / "diagnosis.md").read_text(encoding="utf-8")
+    wrong = {"a": "logged numbers", "b": "policies", "c": "nothing: a note"}
     for name in FAULTS.names():
-        assert f"| `{name}` | {FAULTS[name].question} |" in text, name
+        assert f"| `{name}` | {wrong[FAULTS[name].question]} |" in text, name
 
 
 def test_a_baseline_of_the_model_is_stricter_than_its_precision(tmp_path, capsys):
