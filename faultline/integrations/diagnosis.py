@@ -9,14 +9,15 @@ from algos.faults.diagnose import diagnose
 from harness.errors import UserError, printable
 
 
-def print_diagnosis(program: str, step: int, batch: Batch, tokens: Tensor | None) -> None:
+def print_diagnosis(program: str, step: int, batch: Batch, tokens: Tensor | None, entropy: Tensor | None = None) -> None:
     """Print the diagnosis of a batch's logp_old and logp_rollout, and where to look in `program` if there is a fault.
 
-    program: "TRL", "verl" or the like. step: printed in the line. tokens: ids [B, T], or None. An empty mask prints nothing.
+    program: "TRL", "verl" or the like. step: printed in the line. tokens: ids [B, T], or None. entropy: H(π_old) of each token in
+    nats, [B, T], or None. An empty mask prints nothing.
     """
     if not bool(batch.mask.any()):
         return
-    found = diagnose(batch, tokens=tokens)
+    found = diagnose(batch, tokens=tokens, entropy=entropy)
     check = f"; check {found.check[program]}" if program in found.check else ""
     print(printable(f"faultline: step {step}: {found}{check}"), flush=True)
 

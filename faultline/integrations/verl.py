@@ -37,9 +37,10 @@ NEEDED = {
 def dump(data: DataProto, folder: Path | str, step: int) -> Path:
     """Write a verl batch as folder/step-<step>.parquet, and return the path of the file.
 
-    data: tensors [B, T] under verl's names. Those of NEEDED are required; responses, advantages, entropys and
-    token_level_scores are written if present. entropys, which verl computes beside old_log_probs, sharpens the diagnosis. Call
-    `dump` before rejection changes response_mask, so that the file has all tokens. Raises UserError on a missing tensor.
+    data: tensors [B, T] under verl's names. Those of NEEDED are required; responses, prompts with attention_mask, advantages,
+    entropys and token_level_scores are written if present, and uid as the group. entropys, which verl computes beside
+    old_log_probs, sharpens the diagnosis. Call `dump` before rejection changes response_mask, so that the file has all tokens.
+    Raises UserError on a missing tensor.
     """
     _check(data)
     batch = data.batch
@@ -55,6 +56,11 @@ def dump(data: DataProto, folder: Path | str, step: int) -> Path:
             columns[name] = _numpy(batch[theirs])
     if "token_level_scores" in batch.keys():  # noqa: SIM118
         columns["reward"] = _numpy(batch["token_level_scores"]).sum(1).astype(np.float64)
+    if (group := _groups(data)) is not None:
+        columns["group"] = group
+    if {"prompts", "attention_mask"} <= set(batch.keys()):
+        prompts = _numpy(batch["prompts"])
+        columns["prompt"] = files.unpadded(prompts, _numpy(batch["attention_mask"])[:, : prompts.shape[1]])
     path = Path(folder) / f"step-{step:08d}.parquet"
     files.write(path, columns)
     return path
@@ -63,11 +69,10 @@ def dump(data: DataProto, folder: Path | str, step: int) -> Path:
 def diagnose(data: DataProto, step: int) -> None:
     """Print the diagnosis of a verl batch in one line. Raises UserError naming a tensor that the batch lacks."""
     _check(data)
-    batch, prompts = data.batch, data.non_tensor_batch.get("uid")
-    numbers = None if prompts is None else torch.from_numpy(np.unique(prompts, return_inverse=True)[1])
+    batch, group = data.batch, _groups(data)
+    numbers = None if group is None else torch.from_numpy(group)
     made = Batch(batch["rollout_log_probs"], batch["response_mask"].bool(), batch["old_log_probs"], prompt=numbers)
-    tokens = batch["responses"] if "responses" in batch.keys() else None  # noqa: SIM118
-    print_diagnosis("verl", step, made, tokens)
+    print_diagnosis("verl", step, made, batch.get("responses", None), batch.get("entropys", None))
 
 
 def install(folder: Path | str | None = None, every: int = 1, diagnose_every: int | None = None) -> None:
@@ -105,6 +110,12 @@ def _check(data: DataProto) -> None:
     for name, remedy in NEEDED.items():
         if name not in data.batch.keys():  # noqa: SIM118  iterating a TensorDict gives its rows
             raise UserError(f"verl's batch has no {name}: {remedy}")
+
+
+def _groups(data: DataProto) -> np.ndarray | None:
+    """Number of each response's prompt [B] by verl's uid, from 0; None if the batch has no uid."""
+    prompts = data.non_tensor_batch.get("uid")
+    return None if prompts is None else np.unique(prompts, return_inverse=True)[1]
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:

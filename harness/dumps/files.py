@@ -52,6 +52,12 @@ def tabulate(columns: Mapping[str, np.ndarray]) -> pa.Table:
     return pa.table(arrays)
 
 
+def unpadded(tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """The column `prompt` from padded token ids [B, P]: for each row the ids where `mask` [B, P] is nonzero, as an array [B]."""
+    rows = (row[own] for row, own in zip(tokens, mask.astype(bool), strict=True))
+    return np.fromiter(rows, object, len(tokens))
+
+
 def _nested(ids: np.ndarray) -> pa.Array:
     """Convert expert ids to list<fixed_size_list<fixed_size_list<integer>>>, nested as positions, layers, experts."""
     computed = ids[:, :, 0, 0] != np.iinfo(ids.dtype).max

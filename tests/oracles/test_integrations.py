@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
@@ -34,13 +35,17 @@ def proto(seed=0, dtype=torch.float32, **tensors) -> tuple[DataProto, faultline.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_batch_of_verl_is_dumped_as_it_is(tmp_path, dtype):
     responses, scores = torch.arange(96).view(8, 12), torch.eye(8, 12, dtype=torch.float32)
-    data, b = proto(dtype=dtype, responses=responses, advantages=torch.ones(8, 12), token_level_scores=scores)
+    prompts = {"prompts": torch.arange(24).view(8, 3), "attention_mask": torch.tensor([[0, 1, 1, *[1] * 12]] * 8)}
+    data, b = proto(dtype=dtype, responses=responses, advantages=torch.ones(8, 12), token_level_scores=scores, **prompts)
+    data.non_tensor_batch["uid"] = np.array(list("bbaaddcc"), dtype=object)
     path = verl.dump(data, tmp_path, step=3)
     assert path.name == "step-00000003.parquet"
     (read,) = faultline.load(path)
     for mine, theirs in ((read.logp_old, b.logp_old), (read.logp_rollout, b.logp_rollout)):
         assert torch.equal(mine[read.mask], theirs.to(dtype).float()[b.mask])
     assert (read.advantages[read.mask] == 1).all()
+    assert read.prompt.tolist() == [1, 1, 0, 0, 3, 3, 2, 2]
+    assert pq.read_table(path)["prompt"].to_pylist() == [[3 * i + 1, 3 * i + 2] for i in range(8)]  # without the left padding
     with pytest.raises(UserError, match=r"verl's batch has no rollout_log_probs: set .*calculate_log_probs=True"):
         verl.dump(data.pop(["old_log_probs"]), tmp_path, step=4)
 
@@ -130,6 +135,8 @@ def grpo_trainer(folder: Path, rollouts: list, **settings) -> GRPOTrainer:
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16, "vocab_size": len(VOCABULARY)}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
     model = Qwen3ForCausalLM(Qwen3Config(**sizes, **heads, pad_token_id=0, eos_token_id=1))
+    model.save_pretrained(folder / "model")
+    model.config._name_or_path = str(folder / "model")  # where TRL takes the reference model of beta from
 
     def rollout(prompts: list[str], trainer: GRPOTrainer) -> dict:
         now = {name: value.detach().clone() for name, value in trainer.model.state_dict().items()}
@@ -166,9 +173,12 @@ def grpo_trainer(folder: Path, rollouts: list, **settings) -> GRPOTrainer:
 
 @pytest.mark.parametrize("iterations", [1, 2])
 def test_what_grpo_trains_on_is_dumped(tmp_path, iterations, capsys):
-    """log μ as sampled, log π_old by a forward of the fp32 weights at that time. With two iterations TRL itself computes it."""
+    """log μ as sampled, log π_old and its entropy by a forward of the fp32 weights at that time, and the prompts.
+
+    With two iterations TRL itself computes log π_old, and generates once for both. The reference model of beta gives no entropy.
+    """
     rollouts = []
-    trainer = grpo_trainer(tmp_path, rollouts, num_iterations=iterations)
+    trainer = grpo_trainer(tmp_path, rollouts, num_iterations=iterations, per_device_train_batch_size=8, beta=0.1)
     trl.record(trainer, tmp_path / "dump", diagnose=2)
     trainer.train()
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("faultline: ")]
@@ -177,7 +187,9 @@ def test_what_grpo_trains_on_is_dumped(tmp_path, iterations, capsys):
     assert sorted(path.name for path in (tmp_path / "dump").iterdir()) == names
     batches = faultline.load(tmp_path / "dump")
     assert len(batches) == len(rollouts) == len(names)
-    for read, (weights, drawn) in zip(batches, rollouts, strict=True):
+    tables = [pq.read_table(tmp_path / "dump" / name) for name in names]
+    for read, table, (weights, drawn) in zip(batches, tables, rollouts, strict=True):
+        assert read.prompt.tolist() == [0] * 4 + [1] * 4 and table["prompt"].to_pylist() == drawn["prompt_ids"]
         trainer.model.load_state_dict(weights)
         for row, (prompt, completion, logps) in enumerate(zip(*drawn.values(), strict=True)):
             length = len(completion)
@@ -187,8 +199,20 @@ def test_what_grpo_trains_on_is_dumped(tmp_path, iterations, capsys):
                 logits = trainer.model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
             exact = logits.log_softmax(-1).gather(-1, torch.tensor(completion)[:, None])[:, 0]
             torch.testing.assert_close(read.logp_old[row, :length], exact, atol=2e-5, rtol=0)
+            entropy = table["entropy"][row].as_py()
+            assert entropy == pytest.approx(torch.distributions.Categorical(logits=logits).entropy().tolist(), abs=2e-5)
     replayed = faultline.replay(tmp_path / "dump", ["token_truncate"])
     assert 0 < replayed.mismatch["rollout_corr/k3_kl"] < 1e-2  # bf16 against fp32
+
+
+def test_generations_of_one_optimizer_step_are_of_different_prompts(tmp_path):
+    """Two passes of four responses make a step, and each generates for a prompt of its own."""
+    settings = {"gradient_accumulation_steps": 2, "steps_per_generation": 1, "max_steps": 1}
+    trainer = grpo_trainer(tmp_path, [], **settings)
+    trl.record(trainer, tmp_path / "dump")
+    trainer.train()
+    (read,) = faultline.load(tmp_path / "dump")
+    assert read.prompt.tolist() == [0] * 4 + [1] * 4
 
 
 def test_tokens_that_vllm_does_not_tell_and_those_of_tools_are_masked():
@@ -199,8 +223,10 @@ def test_tokens_that_vllm_does_not_tell_and_those_of_tools_are_masked():
         "tool_mask": torch.tensor([[1, 1, 0]]),
         "sampling_per_token_logps": torch.tensor([[-1.0, nan, -2.0]]),
         "advantages": torch.tensor([0.5]),
+        "prompt_ids": torch.tensor([[0, 8]]),
+        "prompt_mask": torch.tensor([[0, 1]]),
     }
-    columns = trl.columns(out, torch.tensor([[-1.0, -1.0, -1.0]]), 4)
+    columns = trl.columns(out, torch.tensor([[-1.0, -1.0, -1.0]]), torch.ones(1, 3), 4, np.zeros(1, int))
     assert columns["mask"].tolist() == [[True, False, False]] and columns["step"].tolist() == [4]
     assert columns["advantages"].tolist() == [[0.5] * 3]
 

@@ -21,6 +21,8 @@ FORMATS: dict[str, Any] = {"SkyRL": skyrl, "verl": verl, "TRL": trl}
 
 Each module has `recognises(keys)`, `shorten(key)` and `translate(source, translation)`. A module's `POLICY` has the keys of
 the model and its data, and `CORRECTION` is a pattern of the keys that belong to a correction."""
+OWN = {"task.path": "questions.jsonl", "task.verifier": "module:function"}
+"""Key of a text task that no other program's config has -> an example of its value."""
 YAML = (".yaml", ".yml", ".json")
 """File suffixes of configs. Any other file is read as a shell recipe or as a list of overrides."""
 
@@ -48,6 +50,8 @@ def import_config(path: Path, *, ready: bool = False) -> str:
     if ready:
         translation.policy(source, FORMATS[name].POLICY)
         translation.set("run.sweep", experiment_name(path))
+    else:
+        translation.small_model(source, FORMATS[name].POLICY.model)
     return translation.render(f"{name} config {path.name}", source.left())
 
 
@@ -69,7 +73,9 @@ def launch(path: Path, folder: Path, overrides: Sequence[str] = ()) -> tuple[str
         (Path(trial) / "experiment" / f"{name}.yaml").write_text(text)
         composed = compose(f"+experiment={name}", *overrides, f"hydra.searchpath=[file://{trial}]")
     if missing := [key for key, value in flatten(composed).items() if value == "???"]:
-        raise UserError(f"{', '.join(missing)}: missing; give what no key of {path.name} says, as {missing[0]}=VALUE")
+        what = "your data and reward" if OWN.keys() >= set(missing) else "the missing keys"
+        words = " ".join(f"{key}={OWN.get(key, 'VALUE')}" for key in missing)
+        raise UserError(f"{path.name} does not say {', '.join(missing)}; give {what}: {words}")
     parse(composed)
     write_file(output_folder(file.parent), file.name, text)
     return shlex.join(["faultline", "train", "--config-dir", str(folder), f"+experiment={name}", *overrides]), text

@@ -20,7 +20,6 @@ SKYRL = {
 }
 BETAS = {"verl": "actor.optim.betas", "SkyRL": "trainer.policy.optimizer_config.adam_betas"}
 CHECKPOINTING = {"verl": "model.enable_gradient_checkpointing", "SkyRL": "trainer.gradient_checkpointing"}
-MODEL = {"verl": "model.path", "SkyRL": "trainer.policy.model.path"}
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 REPLAYS = {"disabled": None, "R2": "r2", "R3": "r3"}
 ROUTER = tuple(f"actor.{place}router_replay.mode" for place in ("", "megatron.", "veomni."))
@@ -35,7 +34,7 @@ def of_skyrl(source: Source, out: Translation) -> None:
 
 
 def operate(source: Source, out: Translation, program: str, numbers: Mapping[str, str]) -> None:
-    """Translate intervals, checkpoints, W&B's project, AdamW's betas, recomputation, model. numbers: their key -> key here."""
+    """Translate intervals, checkpoints, W&B's project, AdamW's betas, recomputation. numbers: their key -> key here."""
     for theirs, ours in numbers.items():
         value, least = source.number(theirs), 2 if ours == "checkpoint.keep" else 1
         if value is not None and value >= least:
@@ -47,9 +46,6 @@ def operate(source: Source, out: Translation, program: str, numbers: Mapping[str
     out.set("actor.betas", source.numbers(BETAS[program]))
     if source.has(CHECKPOINTING[program]):
         out.set("actor.gradient_checkpointing", source.flag(CHECKPOINTING[program]))
-    if not out.ready and source.resolved(MODEL[program]):
-        key, path = source.key(MODEL[program]), source.take(MODEL[program])
-        out.notes.append(f"{key}={path}: model=hub model.path={path} warmstart=none, and a task of text")
 
 
 def engine(source: Source, out: Translation, name: str, parallel: str) -> None:

@@ -18,6 +18,8 @@ UNREACHED = 4.85e8
 UNREACHED_OFFSET = 4.86e8
 """Offset from 1 that no ratio exceeds. It replaces ∞, which a config cannot contain."""
 
+LARGE_MODELS_LR = 1e-4
+"""Learning rate below which the built-in small model hardly learns. Large models are trained at 1e-6 to 1e-5."""
 MOST_ROUNDS = 1000
 """Largest rollout.filter.max_rounds. It replaces "no limit" of other programs."""
 
@@ -173,6 +175,19 @@ class Translation:
         counted = f"{steps} is not set" if value is None else f"{source.key(epochs)}={value}: a run here counts steps, not epochs"
         remedy = "set steps = epochs · prompts of the data ÷ rollout.prompts"
         self.warnings.append(f"{counted}. STEPS STAY THOSE OF THE DEFAULTS: {remedy}")
+
+    def small_model(self, source: Source, model: str) -> None:
+        """Warn first of all if the config names a model, which is not the one that trains. model: its key for the model."""
+        if not source.has(model):
+            return
+        name = f" {source.text(model)}" if source.resolved(model) else ""
+        lr = self.values.get("actor", {}).get("lr")
+        slow = f" Remove actor.lr={lr:g}, a rate for large models, at which the small one hardly learns." if lr else ""
+        self.warnings.insert(
+            0,
+            f"the built-in small model trains, not the recipe's{name}. --launch DIR writes a run of the recipe's own model."
+            + (slow if lr and lr < LARGE_MODELS_LR else ""),
+        )
 
     def policy(self, source: Source, keys: PolicyKeys) -> None:
         """Set the pretrained model, and the text task that matches its data. Raises UserError if the config names no model."""

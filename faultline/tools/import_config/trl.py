@@ -95,11 +95,12 @@ def _steps(source: Source, out: Translation) -> None:
     if steps is not None and steps >= 1:
         out.set("steps", math.ceil(steps))  # in rollouts below
     out.epochs(source, "num_train_epochs", "max_steps")
+    _prompts(source, out)
     minibatches = None
     if size is not None:
         out.lost.append(
             f"generation_batch_size={size}: actor.num_minibatches is it over the responses of one optimizer step, "
-            "which depend on the number of processes; rollout.prompts is it over num_generations"
+            "which depend on the number of processes"
         )
     elif passes is not None and passes % each:
         out.lost.append(
@@ -118,6 +119,24 @@ def _steps(source: Source, out: Translation) -> None:
         out.notes.append(f"max_steps={steps}: TRL counts optimizer steps, steps are rollouts; divide it by actor.num_minibatches")
     elif updates > 1:
         out.notes.append(f"max_steps={steps}: TRL counts optimizer steps, of which a rollout has {updates}; steps are rollouts")
+
+
+def _prompts(source: Source, out: Translation) -> None:
+    """Set rollout.prompts to the prompts of a rollout, or warn if they depend on the number of TRL's processes."""
+    size, samples = source.number("generation_batch_size"), source.number("num_generations", default=8)
+    if size is not None:
+        out.set("rollout.prompts", math.ceil(size / samples))
+        return
+    names = ("per_device_train_batch_size", "steps_per_generation", "gradient_accumulation_steps", "num_generations")
+    given = [f"{name}={source.number(name):g}" for name in names if source.has(name)]
+    if not any(map(source.has, names[:3])):
+        return
+    passes = source.number("steps_per_generation", "gradient_accumulation_steps", default=1)
+    prompts = source.number("per_device_train_batch_size", default=8) * passes / samples
+    out.warnings.append(
+        f"{', '.join(given)}: a process of TRL samples {prompts:g} prompts a rollout. "
+        f"PROMPTS STAY THOSE OF THE DEFAULTS: set rollout.prompts = {prompts:g} · number of processes"
+    )
 
 
 def _loss(source: Source, out: Translation, kind: str, level: str) -> None:

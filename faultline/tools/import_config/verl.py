@@ -85,7 +85,11 @@ def translate(source: Source, out: Translation) -> None:
     elif kind == "reinforce":
         out.notes.append("loss_type, use_policy_gradient: verl does not read them without bypass_mode")
     if source.take("rollout.calculate_log_probs", default=True) is False and (out.weight.level or out.reject):
-        out.notes.append("rollout.calculate_log_probs=false: verl had no rollout log-probabilities then and corrected nothing")
+        key = source.key("rollout.calculate_log_probs")
+        out.warnings.append(
+            f"{key}=False: verl SKIPS THE CORRECTION of this recipe, without a message, and this file applies it. "
+            f"Train without it here with correction=none, or with it in verl with {key}=True"
+        )
     _reduction(source, out)
     _responses(out)
     _rest(source, out)

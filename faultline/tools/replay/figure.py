@@ -13,6 +13,7 @@ from analysis.colours import ink
 from analysis.figures.style import literal, subplots
 from analysis.marks import CONTROL, HUES, NEUTRAL
 from faultline.tools.replay.example import EXAMPLES
+from faultline.tools.replay.terminal import row_label
 from faultline.tools.replay.verdict import PresetEffect
 
 BAR = 0.2
@@ -49,7 +50,7 @@ def presets_figure(dumps: dict[str, list[PresetEffect]], groups: list[list[str]]
             x, hue = (preset.ess - 0.008, ink(colour)) if within else (max(preset.tokens_kept, preset.ess) + 0.008, "black")
             side = "right" if within else "left"
             axis.text(x, place, f"{preset.ess:.0%}", va="center", ha=side, color=hue, fontsize=8, fontweight="bold")
-    _finish(axis, ["\n".join(preset.label for preset in mine) for mine in rows.values()])
+    _finish(axis, ["\n".join(map(row_label, mine)) for mine in rows.values()])
     handles, labels = axis.get_legend_handles_labels()
     handles.append(Patch(color=NEUTRAL, alpha=0.4))
     figure.legend(
@@ -83,7 +84,7 @@ def _finish(axis: Axes, labels: list[str]) -> None:
     axis.set_xlim(0, 1.01)
     axis.set_ylim(len(labels) - 0.45, -0.55)
     axis.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
-    axis.set_xlabel("share of the batch that is left to learn from (effective sample size)")
+    axis.set_xlabel("share of the batch that is left to learn from (effective sample size after the correction)")
     axis.tick_params(axis="y", length=0)
     axis.grid(axis="x", alpha=0.25)
     axis.set_axisbelow(True)

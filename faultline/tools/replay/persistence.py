@@ -1,9 +1,9 @@
-"""Persistence of the mismatch between two dumps of a run: whether its error stays when the weights change.
+"""Persistence of the mismatch between two dumped steps of a run: whether its error stays when the weights change.
 
     persistence = Σ l·l' / √(Σ l² · Σ l'²)
 
-with l and l' the log ratios log π_old − log μ of one token after one prefix, the prompt included, in the two dumps. The sums are
-over the prefixes that both dumps hold. Their lag is the number of steps between the two, with one sync of the weights per step.
+with l and l' the log ratios log π_old − log μ of one token after one prefix, the prompt included, in the two steps. The sums are
+over the prefixes that both steps hold. Their lag is the number of steps between the two, with one sync of the weights per step.
 
 A run measures it on other tokens: all of a few fixed responses, scored again 1, 5 and 20 syncs later
 (harness/train/persistence.py). Prefixes that recur in a dump are the likely ones.
@@ -69,7 +69,7 @@ def _persistence(dump: Dump) -> Lasting:
             kept = {step: tables for step, tables in kept.items() if step in (first, best)}
     steps = {step: {key: ratio for table in tables for key, ratio in _prefixes(table)} for step, tables in kept.items()}
     if len(steps) < 2:
-        return Lasting(None, "one step cannot show whether the error stays; two dumps of a run can")
+        return Lasting(None, "one step cannot show whether the error stays; two that share prefixes can")
     first, later = sorted(steps)
     shared = steps[first].keys() & steps[later].keys()
     if len(shared) < FEWEST:

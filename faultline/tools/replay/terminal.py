@@ -27,10 +27,12 @@ WORDS = {
 """Need of a correction -> what the verdict says. It says "required" nowhere: no K3 is known to harm training."""
 SERVED = "A correction can lower the policy that samples: evaluate that policy if you serve it."
 """Warning beside a proposed weight. docs/findings.md measured it: +0.093 for the trainer's policy, −0.115 for the sampler's."""
+NARROW = "No column group"
+"""Beginning of the limitation that is printed in any case, as a note: it is about the intervals on the terminal itself."""
 
 
 def lines(verdict: Verdict) -> list[str]:
-    """Format a verdict in at most 23 lines of at most WIDTH printable characters, names cut to fit, and a line per gate."""
+    """Format a verdict in at most 24 lines of at most WIDTH printable characters, names cut to fit, and a line per gate."""
     d, m = verdict.dump, verdict.mismatch
     bad = f"; {d.bad_rows:,} bad rows left out" if d.bad_rows else ""
     size = f"{d.name[:48]}: {d.responses:,} responses, {d.tokens:,} tokens, {d.batches:,} batch{'es' * (d.batches > 1)}{bad}"
@@ -38,12 +40,12 @@ def lines(verdict: Verdict) -> list[str]:
     first = diagnosis_lines(verdict.diagnosis)
     if not verdict.diagnosis.consistent:
         rest = [size, f"{sizes} {m.k3:.1e} nats per token.", f"VERDICT  {headline(verdict)}", f"  {verdict.reason}"]
-        rest += gate_lines(verdict)
+        rest += [*gate_lines(verdict), *_narrow(verdict)]
         return [printable(line)[:WIDTH] for line in [*first, *rest]]
     because = wrap(" ".join(reasons(verdict)), WIDTH - 2)
     doubts = [line for doubt in doubted(verdict) for line in wrap(doubt, WIDTH - 2)]
     told = len(doubts) + (verdict.persistence is not None)
-    limitations = verdict.limitations[: max(LIMITATIONS - told, 0)]
+    limitations = [line for line in verdict.limitations if not line.startswith(NARROW)][: max(LIMITATIONS - told, 0)]
     out = [
         *first,
         size,
@@ -54,9 +56,10 @@ def lines(verdict: Verdict) -> list[str]:
         f"{sizes}, nats per token:",
         *_scales(m),
         *persistence_lines(verdict),
-        "Presets on this dump: tokens kept, ESS",
+        "Presets on this dump: tokens kept, ESS after",
         *_columns(ends(verdict.presets)),
         *(f"Not shown: {line}" for line in limitations),
+        *_narrow(verdict),
         *(line for settings in pastes(verdict) for line in pasted(settings)),
     ]
     return [printable(line)[:WIDTH] for line in out]
@@ -199,9 +202,19 @@ def _scales(m: Mismatch) -> list[str]:
     return [line for _, line in sorted(rows, key=lambda row: row[0])]
 
 
+def _narrow(verdict: Verdict) -> list[str]:
+    """The limitation that intervals may be too narrow, as a line in a list; empty if the dump has prompts."""
+    return [f"Note: {line}" for line in verdict.limitations if line.startswith(NARROW)]
+
+
+def row_label(preset: PresetEffect) -> str:
+    """Label of a preset's row in the terminal and the figure. An ESS of 1 without a correction would read as the best."""
+    return "no correction (mismatch stays)" if preset.preset == "none" else preset.label
+
+
 def _columns(presets: list[PresetEffect]) -> list[str]:
     """Format presets in two columns; the left column is filled first."""
-    cells = [f"  {preset.label[:30]:<30} {_share(preset.tokens_kept):>6} {preset.ess:>5.2f}" for preset in presets]
+    cells = [f"  {row_label(preset)[:30]:<30} {_share(preset.tokens_kept):>6} {preset.ess:>5.2f}" for preset in presets]
     half = -(-len(cells) // 2)
     right = cells[half:] + [""] * (2 * half - len(cells))
     return [f"{one}   {other}".rstrip() for one, other in zip(cells[:half], right, strict=True)]

@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from faultline.cli import main
-from faultline.tools.import_config import import_config
+from faultline.tools.import_config import import_config, trl
+from faultline.tools.import_config.translation import Source, Translation
 from harness.compose import compose
 from harness.config import parse
 from harness.errors import UserError
@@ -295,8 +296,65 @@ def test_the_mini_batches_of_trl(imported, settings, actor, steps, said):
     """A rollout lasts steps_per_generation · num_iterations passes, an optimizer step gradient_accumulation_steps of them."""
     body, notes, lost = imported({"use_vllm": False, "max_steps": 100, "seed": 7, "top_p": 0.9, "top_k": 0} | settings)
     assert (body.get("actor"), body["steps"], body["seed"]) == (actor, steps, 7)
-    assert body["rollout"] == {"top_p": 0.9, "top_k": 0}
+    assert (body["rollout"]["top_p"], body["rollout"]["top_k"]) == (0.9, 0)
     assert said in "\n".join(notes + lost) and (said or notes + lost == [OFF])
+
+
+def warnings_of(tmp_path, theirs) -> list[str]:
+    (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(theirs))
+    lines = import_config(tmp_path / "theirs.yaml").splitlines()
+    return [line.removeprefix("# WARNING: ") for line in lines if line.startswith("# WARNING: ")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "prompts", "warning"),
+    [
+        ({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "num_generations": 8}, None,
+         "per_device_train_batch_size=8, gradient_accumulation_steps=4, num_generations=8: a process of TRL samples 4 prompts"),
+        ({"per_device_train_batch_size": 2, "steps_per_generation": 16, "gradient_accumulation_steps": 4}, None,
+         "per_device_train_batch_size=2, steps_per_generation=16, gradient_accumulation_steps=4: a process of TRL samples 4"),
+        ({"per_device_train_batch_size": 1}, None, "per_device_train_batch_size=1: a process of TRL samples 0.125 prompts"),
+        ({"gradient_accumulation_steps": 4}, None, "gradient_accumulation_steps=4: a process of TRL samples 4 prompts"),
+        ({"generation_batch_size": 64, "num_generations": 4}, 16, None),
+        ({}, None, None),
+    ],
+)  # fmt: skip
+def test_the_prompts_of_trl(imported, tmp_path, settings, prompts, warning):
+    """TRL's defaults are 8 responses per device, 8 per prompt, and a generation per optimizer step."""
+    theirs = {"use_vllm": False, "max_steps": 100} | settings
+    body, _, lost = imported(theirs)
+    assert body.get("rollout", {}).get("prompts") == prompts and not any("per_device" in line for line in lost)
+    told = [line for line in warnings_of(tmp_path, theirs) if "PROMPTS STAY THOSE OF THE DEFAULTS" in line]
+    assert len(told) == (warning is not None) and (not told or told[0].startswith(warning))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "first"),
+    [
+        ({"loss_type": "dapo", "model_name_or_path": "Qwen/Qwen2.5-1.5B-Instruct", "learning_rate": 1e-6},
+         "not the recipe's Qwen/Qwen2.5-1.5B-Instruct. --launch DIR writes a run of the recipe's own model. "
+         "Remove actor.lr=1e-06, a rate for large models, at which the small one hardly learns."),
+        ({"algorithm.adv_estimator": "grpo", "actor_rollout_ref.model.path": "Qwen/Qwen3-8B"},
+         "not the recipe's Qwen/Qwen3-8B. --launch DIR writes a run of the recipe's own model."),
+        ({"actor_rollout_ref.model.path": "${MODEL}", "actor_rollout_ref.actor.optim.lr": 1e-3},
+         "not the recipe's. --launch DIR writes a run of the recipe's own model."),
+        ({"trainer.algorithm.use_tis": True, "trainer.algorithm.tis_imp_ratio_cap": 2.0, "trainer.policy.model.path": "M"},
+         "not the recipe's M. --launch DIR writes a run of the recipe's own model."),
+    ],
+)  # fmt: skip
+def test_that_another_model_trains_is_the_first_line(tmp_path, theirs, first):
+    assert warnings_of(tmp_path, theirs)[0] == f"the built-in small model trains, {first}"
+
+
+def test_a_correction_that_verl_skips_is_a_warning(tmp_path):
+    theirs = {"algorithm.rollout_correction.rollout_is": "token", "trainer.total_training_steps": 9}
+    assert warnings_of(tmp_path, theirs | {"actor_rollout_ref.rollout.calculate_log_probs": True}) == []
+    (warning,) = warnings_of(tmp_path, theirs | {"actor_rollout_ref.rollout.calculate_log_probs": False})
+    assert warning == (
+        "actor_rollout_ref.rollout.calculate_log_probs=False: verl SKIPS THE CORRECTION of this recipe, without a message, and "
+        "this file applies it. Train without it here with correction=none, or with it in verl with "
+        "actor_rollout_ref.rollout.calculate_log_probs=True"
+    )
 
 
 @pytest.mark.parametrize(
@@ -432,7 +490,21 @@ def test_each_row_of_the_page(theirs, here, tmp_path):
 
 
 def test_the_page_has_every_document():
-    assert len(rows_of_the_page()) == 49 and Path("docs/import.md").read_text().count("| **") == 7
+    assert len(rows_of_the_page()) == 78 and Path("docs/import.md").read_text().count("| **") == 8
+
+
+def test_the_page_has_every_key_of_trl():
+    """All keys that the importer asks for, over the rows of TRL."""
+    rows = [
+        {key: yaml.safe_load(value) for key, _, value in (line.partition(": ") for line in theirs if line != "--launch")}
+        for theirs, _ in rows_of_the_page()
+    ]
+    asked = set()
+    for row in filter(trl.recognises, rows):
+        source = Source(row, trl.shorten)
+        trl.translate(source, Translation())
+        asked |= source._taken
+    assert len(asked) > 40 and asked | set(trl.POLICY) <= {key for row in rows for key in row}
 
 
 def test_the_metrics_of_the_page_are_recorded():

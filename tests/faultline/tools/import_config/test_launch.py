@@ -71,7 +71,17 @@ def test_a_command_of_verl_runs_as_it_was_imported(tmp_path, capsys):
     ("changed", "overrides", "message"),
     [
         ({"actor_rollout_ref.model.path": None}, [], r"model\.path is missing: name the model that --launch is to train"),
-        ({"data.train_files": "train.parquet"}, [], r"task\.path, task\.verifier: missing; give what no key of theirs"),
+        (
+            {"data.train_files": "train.parquet"},
+            [],
+            r"theirs\.yaml does not say task\.path, task\.verifier; give your data and reward: "
+            r"task\.path=questions\.jsonl task\.verifier=module:function",
+        ),
+        (
+            {"data.train_files": "q.jsonl"},
+            [],
+            r"does not say task\.verifier; give your data and reward: task\.verifier=module:fun",
+        ),
         ({}, ["task.answer_length=none"], r"task\.answer_length"),
         ({}, ["actor.num_minibatches=3"], r"actor\.num_minibatches=3 does not divide the 8 responses"),
     ],

@@ -193,7 +193,7 @@ def test_a_doubtful_bound_is_told_of_in_the_first_lines(tmp_path):
     assert verdict.proposal.verdict == same.verdict and same.verdict.startswith("not to be trusted: Pareto k = 1.")
     assert shown[2].startswith("VERDICT  Correct it. Provisional: truncate ")
     assert shown[4].startswith("  The bound is provisional (not to be trusted: Pareto k = 1.") and max(map(len, shown)) <= 100
-    assert shown[5].endswith("C cuts off).") and len(shown) <= 23
+    assert shown[5].endswith("C cuts off).") and len(shown) <= 24
 
 
 def test_responses_of_unknown_prompts_are_told_of(tmp_path):
@@ -205,6 +205,18 @@ def test_responses_of_unknown_prompts_are_told_of(tmp_path):
     known, single = verdict_of(tmp_path / "known.parquet"), verdict_of(dump(tmp_path / "single.parquet", ratios))
     assert known.limitations[0].startswith("40 responses to 10 prompts: ") and unknown not in known.limitations
     assert single.limitations[:2] == ["40 responses: intervals are wide; 1,000 are better.", unknown]
+    assert f"Note: {unknown}" in terminal.lines(single) and not any(unknown in line for line in terminal.lines(known))
+    shown = [line for line in terminal.lines(single) if line.startswith("Not shown: ")]
+    assert shown == ["Not shown: 40 responses: intervals are wide; 1,000 are better."]
+
+
+def test_no_correction_does_not_read_as_the_best(tmp_path):
+    """Its ESS is 1, the largest of the table."""
+    verdict = verdict_of(dump(tmp_path / "d.parquet", np.random.default_rng(0).normal(0, 0.5, (400, 3))))
+    shown = terminal.lines(verdict)
+    assert verdict.presets[-1].preset == "none" and verdict.presets[-1].label == "no correction"
+    assert sum("no correction (mismatch stays)   100%  1.00" in line for line in shown) == 1
+    assert "Presets on this dump: tokens kept, ESS after" in shown
 
 
 def test_a_bound_comes_from_the_data_where_the_ess_lacks(tmp_path):
