@@ -114,7 +114,8 @@ def _keeping_entropy(trainer: GRPOTrainer) -> Iterator[list[Tensor]]:
 
     TRL's output layer computes the entropy with every log-probability of this model, and drops it if it is not asked for.
     """
-    theirs, kept = trainer._get_per_token_logps_and_entropies, []
+    theirs = trainer._get_per_token_logps_and_entropies
+    kept: list[Tensor] = []
 
     def scoring(model: Any, *arguments: Any, **named: Any) -> Any:
         if model is not trainer.model or kept:  # the reference model's output layer computes no entropy
