@@ -39,7 +39,7 @@ LONG = {(0.0, 0.0): "black", (0.2, 0.0): series(0)["color"], (0.2, 1.0): series(
 """(relative size, persistence) of the noise in runs of 2,800 steps -> colour of their line."""
 SMOOTHED = 5
 """Number of evaluations in a running mean. Five evaluations are 100 steps."""
-FINDING = "A rollout error that persists costs more than one that is redrawn"
+FINDING = "A rollout error that persists costs the checkpoint more than one that is redrawn"
 ABOUT = "toy model, synthetic noise of 20 % on the weights that sample; thin: 5 seeds, thick: their mean"
 POLICIES = {OWN: "trainer's own policy", SAMPLING: "sampling policy"}
 
@@ -106,7 +106,7 @@ def persistence(curves: pd.DataFrame) -> Figure:
     for name, value, colour in zip(names, end.values(), LONG.values(), strict=True):
         axis.annotate(name, (curves.step.max(), value), (8, 0), color=colour, **beside)
     axis.axhline(curves[curves.step == 0].own.mean(), color="gray", linestyle=":", linewidth=1)
-    axis.annotate("before RL", (curves.step.max(), curves[curves.step == 0].own.mean()), (8, 6), color="gray", **beside)
+    axis.annotate("before RL", (curves.step.max(), curves[curves.step == 0].own.mean()), (8, 10), color="gray", **beside)
     axis.set_title(f"{FINDING}\n", fontsize=12)
     axis.text(0, 1.02, ABOUT, transform=axis.transAxes, fontsize=9, color="gray")
     axis.set_xlabel("RL step")
