@@ -40,26 +40,68 @@ def test_the_snippet_takes_its_error_from_ten_blocks(tmp_path, monkeypatch, caps
     steps = pd.DataFrame({"rollout_corr/k3_kl": [n // 2 / 100 + 0.02 for n in range(20)], "rollout_corr/kl": 0.02})
     steps.to_csv(tmp_path / "wandb_export.csv")
     monkeypatch.chdir(tmp_path)
-    snippet, _ = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    _, snippet = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     exec(snippet, {})
     assert capsys.readouterr().out == f"mean ratio − 1: 0.0450 ± {(1e-4 * 82.5 / 9 / 10) ** 0.5:.4f}\n"
 
 
-def test_what_trl_logs_bounds_k3_and_shows_the_cut():
+@pytest.fixture(scope="module")
+def rows():
+    """The responses of the FP8 example."""
+    return pq.read_table(ROOT / "faultline/example/fp8.parquet").to_pylist()
+
+
+def missing(words: list[str]) -> list[str]:
+    """Those of the words that the page does not have, line breaks aside."""
+    flat = " ".join(PAGE.split())
+    return [word for word in words if word not in flat]
+
+
+def least_by_probabilities(d: np.ndarray) -> float:
+    """The page's lower bound of K3, of the differences of verl's rollout_probs_diff."""
+    r = np.hypot(d.mean(), d.std())
+    return -r - np.log1p(-r)
+
+
+def test_what_verl_logs_of_probabilities_bounds_k3_from_below(rows):
+    old, rollout = (np.concatenate([row[name] for row in rows]) for name in ("logp_old", "logp_rollout"))
+    d, k3 = np.abs(np.exp(old) - np.exp(rollout)), (np.exp(old - rollout) - 1 - old + rollout).mean()
+    least = least_by_probabilities(d)
+    assert least <= k3
+    assert not missing([f"a mean of {d.mean():.3f} and a std of {d.std():.3f}, so K3 is at least {least:.4f}. It is {k3:.3f}"])
+    assert not missing([f"has {d.max():.2f} without a fault"])
+
+
+def test_the_bound_by_probabilities_is_attained_by_a_certain_token():
+    """π = 1 − d against μ = 1 gives it exactly, equal for all tokens. Random pairs stay above it."""
+    assert least_by_probabilities(np.full(3, 0.3)) == pytest.approx((1 - 0.3) - 1 - np.log(1 - 0.3))
+    pi, mu = np.random.default_rng(0).uniform(1e-6, 1, (2, 500, 8))
+    k3 = (pi / mu - 1 - np.log(pi / mu)).mean(1)
+    assert all(least_by_probabilities(d) <= k for d, k in zip(np.abs(pi - mu), k3, strict=True))
+
+
+def test_what_skyrl_logs_bounds_k3_from_both_sides(rows):
+    ratios = np.concatenate([np.subtract(row["logp_old"], row["logp_rollout"]) for row in rows])
+    size, k3 = np.abs(ratios), (np.exp(ratios) - 1 - ratios).mean()
+    q, m = size.mean() ** 2 + size.std() ** 2, size.max()
+    least, most = (q * (np.exp(s * m) - 1 - s * m) / m**2 for s in (-1, 1))
+    assert least <= k3 <= most
+    assert not missing([f"q/2 of {q / 2:.3f} and bounds of {least:.3f} and {most:.2f}. K3 is {k3:.3f}"])
+
+
+def test_what_trl_logs_bounds_k3_and_shows_the_cut(rows):
     """On the FP8 example, from the log ratios themselves."""
-    rows = pq.read_table(ROOT / "faultline/example/fp8.parquet").to_pylist()
     ratios = [np.subtract(row["logp_old"], row["logp_rollout"]) for row in rows]
     tokens = np.concatenate(ratios)
     a, m = np.abs(tokens).mean(), np.abs(tokens).max()
     k3 = (np.exp(tokens) - 1 - tokens).mean()
     assert np.exp(-a) - 1 + a <= k3 <= a * (np.exp(m) - 1 - m) / m
-    shown = [f"a = {a:.3f}", f"at least {np.exp(-a) - 1 + a:.3f}", f"{np.pi / 4 * a**2:.3f} by the rule", f"It is {k3:.3f}"]
+    words = [f"a = {a:.3f}", f"at least {np.exp(-a) - 1 + a:.3f}", f"{np.pi / 4 * a**2:.3f} by the rule", f"It is {k3:.3f}"]
     whole = np.exp([ratio.sum() for ratio in ratios])
     mean = np.where(whole <= 3, whole, 0).mean()
-    shown += [
+    words += [
         f"of {mean:.3f} on the FP8",
         f"it took {1 - mean:.3f}, with {(whole > 3).mean():.0%}".replace("%", " %"),
         f"has {m:.1f}",
     ]
-    flat = " ".join(PAGE.split())
-    assert not [words for words in shown if words not in flat]
+    assert not missing(words)
