@@ -1,9 +1,9 @@
 """Dumps and diagnoses of batches from TRL's GRPOTrainer, by one line between building the trainer and training.
 
-    from faultline.integrations import trl
+    from faultline.integrations.trl import record
 
     trainer = GRPOTrainer(...)
-    trl.record(trainer, "dump", diagnose=10)
+    record(trainer, "dump", diagnose=10)
     trainer.train()
 
 A TrainerCallback cannot do this: TRL passes the model and the state to callbacks, and never a batch.
