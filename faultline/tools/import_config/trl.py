@@ -111,13 +111,14 @@ def _trainer(source: Source, out: Translation) -> None:
     if weights not in (None, "float32", "bfloat16"):
         out.lost.append(f"{source.key(*names)}={weights}: the weights are fp32 here; accepted are float32, bfloat16")
     dtype = "fp16" if fp16 else "bf16" if bf16 or weights == "bfloat16" else "fp32"
+    explicit = source.has("bf16", "fp16") or weights == "bfloat16"
     if out.ready:
         out.set("actor.dtype", dtype)
         if dtype == "bf16" and weights == "bfloat16":
             out.set("actor.masters", "none")
-        if dtype != "fp32" and not source.has("bf16", "fp16", *names):
+        if not explicit:
             out.notes.append("bf16 is not set: on in TRL 1.16, where transformers has it off")
-    elif dtype != "fp32" and source.has("bf16", "fp16", *names):
+    elif explicit and dtype != "fp32":
         given = ", ".join(f"{key}={source.take(key)}" for key in ("bf16", "fp16", *names) if source.has(key))
         out.warnings.append(
             f"{given}: the trainer computes in fp32 here, in TRL in {dtype}, which adds to the mismatch. "
