@@ -117,7 +117,7 @@ def _verdict(run: Path) -> dict[str, Any]:
     dump = str(min((run / "dumps").glob("step-*.parquet")))
     print(f"\nThe verdict on the first step of the arm that was harmed most ({dump}):\n", flush=True)
     text = _faultline("replay", dump, "--deploy", "trainer")
-    print(text.partition("\nMismatch: ")[0], flush=True)
+    print(text.partition("\nMismatch before")[0], flush=True)
     return json.loads(_faultline("replay", dump, "--json"))
 
 

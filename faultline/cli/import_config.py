@@ -6,12 +6,15 @@ import argparse
 import sys
 from pathlib import Path
 
+from faultline.cli.arguments import plug_ins_here
+
 HELP = "translate a verl, SkyRL or TRL config or shell recipe into an experiment file"
 DESCRIPTION = """\
 Print a verl, SkyRL or TRL config as an experiment file of this project. A shell recipe is parsed, never executed.
 A comment in the file names each key without a counterpart here: read the lines marked "not translated".
 A correction's key or value that cannot be used is an error (exit code 2).
-With --launch the file has its model and its task too. It is checked and written, and the command that runs it is printed."""
+With --launch the file has its model and its task too. It is checked and written, and the command that runs it is printed.
+Data and reward of your own come after DIR: --launch DIR task.path=FILE.jsonl task.verifier=MODULE:FUNCTION"""
 EXAMPLES = """\
 echo '{algorithm: {rollout_correction: {rollout_is: token, rollout_is_threshold: 2.0}}}' > theirs.yaml
 faultline import-config theirs.yaml
@@ -36,9 +39,11 @@ def run(file: Path, launch: list[str] | None) -> None:
         text = import_config.import_config(file)
         print(text, end="")
     else:
+        plug_ins_here()
         command, text = import_config.launch(file, Path(launch[0]), launch[1:])
         print(command)
         print(f"written under {launch[0]}/experiment; the comments of the file say what was not translated", file=sys.stderr)
-    for line in text.splitlines():
-        if line.startswith("# WARNING"):
-            print(line, file=sys.stderr)
+    if launch is not None or not sys.stdout.isatty():  # on a terminal the printed file has them
+        for line in text.splitlines():
+            if line.startswith("# WARNING"):
+                print(line, file=sys.stderr)

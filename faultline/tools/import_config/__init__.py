@@ -58,8 +58,8 @@ def import_config(path: Path, *, ready: bool = False) -> str:
 def launch(path: Path, folder: Path, overrides: Sequence[str] = ()) -> tuple[str, str]:
     """Translate the config at `path`, check it as a whole, and write it as folder/experiment/NAME.yaml.
 
-    Returns (the command that runs it with `overrides`, the text of the file). Raises UserError like `import_config`, and if a
-    key that a run needs is missing or the file exists already.
+    Returns (the command that runs it with `overrides`, the text of the file). Raises UserError like `import_config`, and if the
+    file exists already, a key that a run needs or a file of the task is missing, or the verifier cannot be imported.
     """
     from harness.compose import compose
     from harness.config import parse
@@ -75,10 +75,27 @@ def launch(path: Path, folder: Path, overrides: Sequence[str] = ()) -> tuple[str
     if missing := [key for key, value in flatten(composed).items() if value == "???"]:
         what = "your data and reward" if OWN.keys() >= set(missing) else "the missing keys"
         words = " ".join(f"{key}={OWN.get(key, 'VALUE')}" for key in missing)
-        raise UserError(f"{path.name} does not say {', '.join(missing)}; give {what}: {words}")
-    parse(composed)
+        raise UserError(f"{path.name} does not say {', '.join(missing)}; give {what}: append after --launch {folder}: {words}")
+    _check_task(parse(composed).task)
     write_file(output_folder(file.parent), file.name, text)
     return shlex.join(["faultline", "train", "--config-dir", str(folder), f"+experiment={name}", *overrides]), text
+
+
+def _check_task(task: Any) -> None:
+    """Raise UserError if a file of a text task does not exist, or if its verifier cannot be imported."""
+    from algos.registry import RegistryError
+    from harness.config import TextConfig
+    from harness.tasks.text import VERIFIERS
+
+    if not isinstance(task, TextConfig):
+        return
+    for key in ("path", "held_out_path"):
+        if (path := getattr(task, key)) is not None and not Path(path).is_file():
+            raise UserError(f"task.{key}={path}: no such file; append task.{key}=FILE.jsonl after --launch DIR")
+    try:
+        VERIFIERS[task.verifier]
+    except RegistryError as error:
+        raise UserError(f"task.verifier: {error}") from None
 
 
 def experiment_name(path: Path) -> str:

@@ -22,6 +22,8 @@ BETAS = {"verl": "actor.optim.betas", "SkyRL": "trainer.policy.optimizer_config.
 CHECKPOINTING = {"verl": "model.enable_gradient_checkpointing", "SkyRL": "trainer.gradient_checkpointing"}
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 REPLAYS = {"disabled": None, "R2": "r2", "R3": "r3"}
+VLLM = {"vllm": "vllm", True: "vllm"}
+"""Value of another program's key for the engine -> option of rollout/engine. TRL's key is use_vllm, which is true or false."""
 ROUTER = tuple(f"actor.{place}router_replay.mode" for place in ("", "megatron.", "veomni."))
 
 
@@ -48,25 +50,27 @@ def operate(source: Source, out: Translation, program: str, numbers: Mapping[str
         out.set("actor.gradient_checkpointing", source.flag(CHECKPOINTING[program]))
 
 
-def engine(source: Source, out: Translation, name: str, parallel: str) -> None:
-    """Translate the rollout engine (key `name`) and, for vLLM alone, its tensor parallelism (key `parallel`).
+def engine(source: Source, out: Translation, name: str, parallel: str, sleep: str | None = None) -> None:
+    """Translate the rollout engine (key `name`) and, for vLLM alone, its tensor parallelism and its sleep mode.
+
+    name: key whose value is vllm, or true in TRL. parallel, sleep: keys of the tensor parallelism and of the sleep mode.
 
     Without the recipe's model the embedded engine samples, so that the experiment runs on a machine without vLLM.
     """
-    if not out.ready and source.take(name) == "vllm":
+    if not out.ready and source.take(name) in VLLM:
         remedy = "rollout/engine=vllm, after `make vllm`, samples with vLLM"
-        out.notes.append(f"{source.key(name)}=vllm: the embedded engine samples here; {remedy}")
+        out.notes.append(f"{source.key(name)}={source.take(name)}: the embedded engine samples here; {remedy}")
         return
-    out.choose("rollout/engine", source, name, {"vllm": "vllm"})
+    out.choose("rollout/engine", source, name, VLLM)
     if "rollout/engine" in out.options:
         out.set("rollout.engine.tensor_parallel", source.number(parallel))
+        if sleep is not None and source.has(sleep):
+            out.set("rollout.engine.sleep", source.flag(sleep))
 
 
 def of_verl(source: Source, out: Translation) -> None:
     """Translate verl's operating keys: rollout engine and its sleep mode, micro-batches by tokens, and replay of the router."""
-    engine(source, out, "rollout.name", "rollout.tensor_model_parallel_size")
-    if "rollout/engine" in out.options and source.has("rollout.free_cache_engine"):
-        out.set("rollout.engine.sleep", source.flag("rollout.free_cache_engine"))
+    engine(source, out, "rollout.name", "rollout.tensor_model_parallel_size", "rollout.free_cache_engine")
     operate(source, out, "verl", VERL)
     if source.flag("actor.use_dynamic_bsz"):
         out.set("actor.micro_tokens", source.number("actor.ppo_max_token_len_per_gpu", default=16384))

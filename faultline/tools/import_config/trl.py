@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from faultline.tools.import_config import operation
 from faultline.tools.import_config.translation import PolicyKeys, Source, Translation, unusable
 
 MARKS = ("loss_type", "num_generations", "use_vllm", "scale_rewards", "importance_sampling_level", "off_policy_mask_threshold")
@@ -30,7 +31,16 @@ RENAMED = {
     "max_grad_norm": "actor.max_grad_norm",
     "num_iterations": "actor.epochs",
     "seed": "seed",
+    "adam_epsilon": "actor.eps",
 }
+DEFAULTS = {
+    "learning_rate": 1e-6,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "adam_epsilon": 1e-8,
+    "max_completion_length": 512,
+}
+"""Keys whose default in TRL 1.16 differs from the one here -> TRL's default. max_completion_length was 256 in TRL 0.29."""
 
 
 def recognises(keys: Mapping[str, Any]) -> bool:
@@ -46,6 +56,7 @@ def shorten(key: str) -> str:
 def translate(source: Source, out: Translation) -> None:
     """Translate a GRPOConfig of TRL: fill `out` from `source`."""
     out.values["proximal"] = "old"
+    _defaults(source, out)
     kind = source.take("loss_type", default="dapo")
     level = source.take("importance_sampling_level", default="token")
     _loss(source, out, kind, level)
@@ -53,7 +64,7 @@ def translate(source: Source, out: Translation) -> None:
     if kind == "luspo" and level == "token":
         out.options["reduce"] = "seq_mean_token_sum"  # a sum has the factor of length that loss=luspo has in itself
     if kind == "dr_grpo":
-        out.set("reduce.norm", source.number("max_completion_length", default=256))
+        out.set("reduce.norm", source.number("max_completion_length", default=DEFAULTS["max_completion_length"]))
     if kind == "bnpo":
         out.notes.append("bnpo: TRL divides by the tokens of each micro-batch, this by those of the mini-batch")
     _correction(source, out, kind)
@@ -64,9 +75,55 @@ def translate(source: Source, out: Translation) -> None:
     out.sampling(source, "top_p", "top_k")
     _steps(source, out)
     _schedule(source, out)
+    _trainer(source, out)
+    if source.flag("use_vllm"):
+        operation.engine(source, out, "use_vllm", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode")
+        if source.take("vllm_mode") == "server":
+            out.notes.append("vllm_mode=server: vLLM runs in the trainer's process here, as in TRL's colocate")
     if source.flag("use_adaptive_entropy"):
         out.lost.append("use_adaptive_entropy=True: entropy_coeff is fixed here")
     out.entropy(source.number("entropy_coef"), "entropy_coef", "token_mean")
+
+
+def _defaults(source: Source, out: Translation) -> None:
+    """Write TRL's defaults that differ from those here, if the recipe's own model trains. A note names them in any case."""
+    unset = {key: value for key, value in DEFAULTS.items() if not source.given(key)}
+    if unset:
+        named = ", ".join(f"{key}={value:g}" for key, value in unset.items())
+        out.notes.append(f"TRL 1.16's defaults of keys not set{'' if out.ready else ', which --launch alone writes'}: {named}")
+    if out.ready:
+        source.expand(unset)
+
+
+def _trainer(source: Source, out: Translation) -> None:
+    """Translate the settings of AdamW and of the trainer's memory, and the dtype in which the trainer computes.
+
+    bf16 and fp16 of transformers are mixed precision over weights in fp32. With dtype=bfloat16 the weights are BF16 alone.
+    The small model's embedded engine would have a ratio of exactly 1 against a trainer in its own dtype, so that one stays fp32.
+    """
+    if source.has("adam_beta1", "adam_beta2"):
+        out.set("actor.betas", [source.number(key, default=DEFAULTS[key]) for key in ("adam_beta1", "adam_beta2")])
+    if source.has("gradient_checkpointing"):
+        out.set("actor.gradient_checkpointing", source.flag("gradient_checkpointing"))
+    names = ("dtype", "torch_dtype", "model_init_kwargs.dtype")
+    weights, fp16 = source.take(*names), source.flag("fp16")
+    bf16 = source.flag("bf16", default=not fp16)
+    if weights not in (None, "float32", "bfloat16"):
+        out.lost.append(f"{source.key(*names)}={weights}: the weights are fp32 here; accepted are float32, bfloat16")
+    dtype = "fp16" if fp16 else "bf16" if bf16 or weights == "bfloat16" else "fp32"
+    explicit = source.has("bf16", "fp16") or weights == "bfloat16"
+    if out.ready:
+        out.set("actor.dtype", dtype)
+        if dtype == "bf16" and weights == "bfloat16":
+            out.set("actor.masters", "none")
+        if not explicit:
+            out.notes.append("bf16 is not set: on in TRL 1.16, where transformers has it off")
+    elif explicit and dtype != "fp32":
+        given = ", ".join(f"{key}={source.take(key)}" for key in ("bf16", "fp16", *names) if source.has(key))
+        out.warnings.append(
+            f"{given}: the trainer computes in fp32 here, in TRL in {dtype}, which adds to the mismatch. "
+            f"--launch DIR writes actor.dtype={dtype}"
+        )
 
 
 def _schedule(source: Source, out: Translation) -> None:

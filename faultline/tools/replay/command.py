@@ -18,8 +18,8 @@ from faultline.tools.replay import page, terminal
 from faultline.tools.replay.advice import Advisor, Target
 from faultline.tools.replay.collect import Replayed, collect
 from faultline.tools.replay.deployed import answers
-from faultline.tools.replay.evidence import Evidence, known
-from faultline.tools.replay.example import EXAMPLES, example
+from faultline.tools.replay.evidence import UNCOMPARED, Evidence, known
+from faultline.tools.replay.example import EXAMPLES, PRECISIONS, example
 from faultline.tools.replay.gate import parse
 from faultline.tools.replay.junit import write_junit
 from faultline.tools.replay.persistence import persistence
@@ -52,7 +52,8 @@ def replay_command(
     dump: a file, a folder or a run folder. example_name: a shipped dump instead. corrections: names of presets or YAML files,
     all presets if None. null: a dump of the control, for false rejections. keep: share of tokens that a proposed filter must
     keep. ess: ESS that a proposed truncation must have. tables: print all numbers too. as_json: print only a `Verdict`.
-    precision: the coarser precision of sampler and trainer, a name of `rounding.K3`; by default that of the run's config.
+    precision: the coarser precision of sampler and trainer, a name of `rounding.K3`; by default that of the run's config or of
+    the example.
     baseline: a dump of the same model without a fault, whose K3 counts instead of the precision's.
     deploy: the policy that is deployed, trainer or sampler; both if None. gates: bounds of metrics, as k3<2e-3. junit: path of a
     JUnit file with the diagnosis and the gates as test cases.
@@ -67,7 +68,7 @@ def replay_command(
     specs = {name: preset.correction for name, preset in presets(corrections).items()}
     target = Target(keep, ess)
     print(printable(f"reading {path}"), file=sys.stderr, flush=True)
-    advisor, evidence = Advisor(target), Evidence(known(path, precision, baseline))
+    advisor, evidence = Advisor(target), Evidence(known(path, precision or PRECISIONS.get(example_name or ""), baseline))
     replayed = collect(Dump(path, skip_bad=skip_bad), specs, advisor, evidence)
     control = None if null is None else collect(Dump(null, skip_bad=skip_bad), specs)
     advice = advisor.propose(None if control is None else control.thresholds)
@@ -79,6 +80,8 @@ def replay_command(
     policies = POLICIES if deploy is None else (deploy,)
     answered = answers(verdict, lasting, records.verdict(), policies)
     limits = [f"Persistence: {lasting.why}."] if lasting.value is None else []
+    if diagnosis.kind == "consistent" and evidence.uncompared:
+        limits.append(UNCOMPARED)
     more: dict[str, Any] = {"deployed": answered, "persistence": lasting.value, "persistence_note": lasting.why}
     more["limitations"] = [*limits, *verdict.limitations]
     verdict = verdict.model_copy(update=more)

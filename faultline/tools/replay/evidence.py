@@ -19,6 +19,14 @@ from harness.dumps.schema import DumpedResponses
 from harness.errors import UserError
 from harness.run.folder import RunFolder
 
+UNCOMPARED = "K3 was not compared with rounding: give --precision or --baseline."
+"""Note on a consistent dump of which neither the precision nor a baseline is known: its K3 may then be as large as 1."""
+FP8 = (
+    "fp8 names no format. Take fp8_tensor for vLLM's quantization=fp8 and fp8_per_tensor, fp8_channel for its fp8_per_channel, "
+    "fp8_block for its fp8_per_block and for verl's quantization=fp8"
+)
+"""Answer to --precision fp8. vLLM 0.32 refuses fp8 for fp8_per_tensor. verl's fp8 has blocks of 128 x 128 weights."""
+
 
 def known(path: Path, precision: str | None = None, baseline: Path | None = None) -> RunFacts:
     """Return the facts in the config of the run that a dump belongs to.
@@ -28,6 +36,8 @@ def known(path: Path, precision: str | None = None, baseline: Path | None = None
     """
     facts = _configured(path)
     if precision is not None:
+        if precision == "fp8":
+            raise UserError(f"--precision fp8: {FP8}")
         if precision not in rounding.K3:
             raise UserError(f"--precision {precision}: its rounding was not measured; accepted are {', '.join(rounding.K3)}")
         facts = facts._replace(precision=precision)
@@ -64,6 +74,12 @@ class Evidence:
         self.batches: list[DumpedResponses] = []
         self.lags: list[np.ndarray | None] = []
         self.seen, self.every = 0, 1
+
+    @property
+    def uncompared(self) -> bool:
+        """Whether K3 was not compared with that of rounding, only because neither the precision nor a baseline is known."""
+        explained = self.facts.noise or any(lag is not None for lag in self.lags)
+        return self.facts.precision is None and self.facts.baseline is None and not explained
 
     def add(self, responses: DumpedResponses) -> None:
         """Add one batch of dumped responses. It is skipped if the dump is too large to be diagnosed as a whole."""

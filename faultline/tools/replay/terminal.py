@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from textwrap import wrap
 
+from faultline.tools.replay.evidence import UNCOMPARED
 from faultline.tools.replay.gate import GateResult
 from faultline.tools.replay.scales import SCALES
 from faultline.tools.replay.verdict import STARVED, DiagnosisSummary, Mismatch, PresetEffect, Verdict
@@ -15,7 +16,7 @@ LEAST, MOST = 5, 3
 CHECK = 17
 """Column of the terminal, in characters, at which the advice on what to check begins."""
 LIMITATIONS = 1
-"""Number of lines on limitations of the dump, with doubts about the proposal and the persistence. The page has all."""
+"""Number of lines on limitations, counting doubts about the proposal, the persistence and UNCOMPARED. The page has all."""
 WORDS = {
     "none": "leave it uncorrected",
     "advised": "consider a correction",
@@ -32,11 +33,11 @@ NARROW = "No column group"
 
 
 def lines(verdict: Verdict) -> list[str]:
-    """Format a verdict in at most 24 lines of at most WIDTH printable characters, names cut to fit, and a line per gate."""
+    """Format a verdict in about 24 lines of at most WIDTH printable characters, names cut to fit, and a line per gate."""
     d, m = verdict.dump, verdict.mismatch
     bad = f"; {d.bad_rows:,} bad rows left out" if d.bad_rows else ""
     size = f"{d.name[:48]}: {d.responses:,} responses, {d.tokens:,} tokens, {d.batches:,} batch{'es' * (d.batches > 1)}{bad}"
-    sizes = f"Mismatch: ESS of token weights {_ess(m.ess_token)}, of sequence weights {_ess(m.ess_sequence)}. K3"
+    sizes = f"Mismatch before correction: token ESS {_ess(m.ess_token)}, sequence ESS {_ess(m.ess_sequence)}. K3"
     first = diagnosis_lines(verdict.diagnosis)
     if not verdict.diagnosis.consistent:
         rest = [size, f"{sizes} {m.k3:.1e} nats per token.", f"VERDICT  {headline(verdict)}", f"  {verdict.reason}"]
@@ -44,10 +45,13 @@ def lines(verdict: Verdict) -> list[str]:
         return [printable(line)[:WIDTH] for line in [*first, *rest]]
     because = wrap(" ".join(reasons(verdict)), WIDTH - 2)
     doubts = [line for doubt in doubted(verdict) for line in wrap(doubt, WIDTH - 2)]
-    told = len(doubts) + (verdict.persistence is not None)
-    limitations = [line for line in verdict.limitations if not line.startswith(NARROW)][: max(LIMITATIONS - told, 0)]
+    uncompared = [line for line in verdict.limitations if line == UNCOMPARED]
+    told = len(doubts) + len(uncompared) + (verdict.persistence is not None)
+    rest = [line for line in verdict.limitations if not line.startswith(NARROW) and line != UNCOMPARED]
+    limitations = rest[: max(LIMITATIONS - told, 0)]
     out = [
         *first,
+        *(f"  {line}" for line in uncompared),
         size,
         f"VERDICT  {headline(verdict)}",
         *deployed_lines(verdict),

@@ -1,5 +1,6 @@
 """`import-config --launch`: a ready experiment, and the command that runs it."""
 
+import dataclasses
 import json
 import re
 import shlex
@@ -7,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from transformers import TrainingArguments
 
 from faultline.cli import main
+from faultline.tools.import_config import import_config, launch, trl
 from harness.compose import compose
 from harness.config import parse
 from harness.errors import UserError
@@ -75,12 +78,27 @@ def test_a_command_of_verl_runs_as_it_was_imported(tmp_path, capsys):
             {"data.train_files": "train.parquet"},
             [],
             r"theirs\.yaml does not say task\.path, task\.verifier; give your data and reward: "
-            r"task\.path=questions\.jsonl task\.verifier=module:function",
+            r"append after --launch \S+/conf: task\.path=questions\.jsonl task\.verifier=module:function",
         ),
         (
             {"data.train_files": "q.jsonl"},
             [],
-            r"does not say task\.verifier; give your data and reward: task\.verifier=module:fun",
+            r"does not say task\.verifier; give your data and reward: append after --launch \S+/conf: task\.verifier=module:fun",
+        ),
+        (
+            {"data.train_files": "/nowhere/q.jsonl"},
+            ["task.verifier=math:sqrt"],
+            r"task\.path=/nowhere/q\.jsonl: no such file; append task\.path=FILE\.jsonl after --launch DIR",
+        ),
+        (
+            {"data.train_files": "train.parquet"},
+            [f"task.path={__file__}", "task.held_out_path=none.jsonl", "task.held_out=null", "task.verifier=math:sqrt"],
+            r"task\.held_out_path=none\.jsonl: no such file",
+        ),
+        (
+            {"data.train_files": "train.parquet"},
+            [f"task.path={__file__}", "task.verifier=no_such_module:check"],
+            r"task\.verifier: verifiers=no_such_module:check: there is no module no_such_module; write package\.module:function",
         ),
         ({}, ["task.answer_length=none"], r"task\.answer_length"),
         ({}, ["actor.num_minibatches=3"], r"actor\.num_minibatches=3 does not divide the 8 responses"),
@@ -106,7 +124,9 @@ def test_what_is_not_ready_is_not_written(tmp_path, capsys, changed, overrides, 
           "max_completion_length": 7}, ("M", "q.json", 9, 7)),
     ],
 )  # fmt: skip
-def test_every_format_has_its_model_and_data(tmp_path, capsys, theirs, keys):
+def test_every_format_has_its_model_and_data(tmp_path, monkeypatch, capsys, theirs, keys):
+    monkeypatch.chdir(tmp_path)
+    Path(keys[1]).touch()
     written(tmp_path / "theirs.yaml", theirs)
     arguments = ["import-config", str(tmp_path / "theirs.yaml"), "--launch", str(tmp_path), "task.verifier=math:sqrt"]
     main(arguments)
@@ -126,3 +146,104 @@ def test_the_complete_example_of_the_page(tmp_path, monkeypatch, capsys):
     main(["import-config", "theirs.yaml", "--launch", "conf"])
     assert Path("conf/experiment/theirs.yaml").read_text().rstrip("\n") == here.rstrip("\n")
     assert capsys.readouterr().out == "faultline train --config-dir conf +experiment=theirs\n"
+
+
+def launched(tmp_path, theirs):
+    """The experiment that --launch makes of a TRL recipe, and its comments."""
+    written(tmp_path / "theirs.yaml", {"model_name_or_path": "M", "dataset_name": "openai/gsm8k"} | theirs)
+    text = launch(tmp_path / "theirs.yaml", tmp_path / "conf")[1]
+    return parse(compose("+experiment=theirs", f"hydra.searchpath=[file://{tmp_path / 'conf'}]")), text
+
+
+def test_a_recipe_of_trl_with_vllm_samples_with_it(tmp_path):
+    keys = {"vllm_mode": "colocate", "vllm_tensor_parallel_size": 2, "vllm_enable_sleep_mode": True}
+    config, text = launched(tmp_path, {"use_vllm": True, "max_steps": 9} | keys)
+    engine = config.rollout.engine
+    assert (engine.name, engine.tensor_parallel, engine.sleep) == ("vllm", 2, True)
+    assert "not translated" not in text and "WARNING" not in text
+
+
+def test_a_recipe_of_trl_without_vllm_samples_with_the_local_engine(tmp_path):
+    config, _ = launched(tmp_path, {"use_vllm": False, "loss_type": "grpo"})
+    assert config.rollout.engine.name == "local"
+
+
+def test_a_server_of_trl_becomes_an_engine_in_the_process(tmp_path):
+    config, text = launched(tmp_path, {"use_vllm": True, "vllm_mode": "server"})
+    assert config.rollout.engine.name == "vllm"
+    assert "# note: vllm_mode=server: vLLM runs in the trainer's process here" in text
+
+
+@pytest.mark.parametrize(
+    ("keys", "dtype", "masters"),
+    [
+        ({}, "bf16", "fp32"),  # BaseConfig.__post_init__ of TRL 0.29 and 1.16: bf16 = not fp16 where it is not set
+        ({"dtype": "float32"}, "bf16", "fp32"),
+        ({"bf16": True}, "bf16", "fp32"),
+        ({"bf16": True, "dtype": "float32"}, "bf16", "fp32"),
+        ({"bf16": True, "dtype": "bfloat16"}, "bf16", "none"),
+        ({"bf16": False, "torch_dtype": "bfloat16"}, "bf16", "none"),
+        ({"model_init_kwargs": {"dtype": "bfloat16"}}, "bf16", "none"),
+        ({"bf16": False}, "fp32", "fp32"),
+        ({"fp16": True}, "fp16", "fp32"),
+    ],
+)
+def test_the_trainer_computes_in_the_dtype_of_trl(tmp_path, keys, dtype, masters):
+    config, text = launched(tmp_path, {"use_vllm": True} | keys)
+    assert (config.actor.dtype, config.actor.masters) == (dtype, masters)
+    assert ("# note: bf16 is not set: on in TRL 1.16" in text) == (keys in ({}, {"dtype": "float32"}))
+
+
+def test_the_defaults_of_trl_that_differ_are_written(tmp_path):
+    """Of GRPOConfig in TRL 1.16, and of TrainingArguments in the installed transformers."""
+    config, text = launched(tmp_path, {"use_vllm": True})
+    actor = config.actor
+    assert (actor.lr, actor.betas, actor.eps) == (1e-6, (0.9, 0.999), 1e-8)
+    assert (actor.schedule.name, config.task.answer_length) == ("linear", 512)
+    theirs = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
+    assert {key: trl.DEFAULTS[key] for key in trl.DEFAULTS if key.startswith("adam_")} == {
+        key: theirs[key] for key in ("adam_beta1", "adam_beta2", "adam_epsilon")
+    }
+    assert "# note: TRL 1.16's defaults of keys not set: learning_rate=1e-06, adam_beta1=0.9, adam_beta2=0.999" in text
+
+
+def test_what_a_recipe_of_trl_sets_is_no_default(tmp_path):
+    given = {"learning_rate": 2e-6, "adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-6, "max_completion_length": 64}
+    config, text = launched(tmp_path, {"use_vllm": True, "gradient_checkpointing": True} | given)
+    actor = config.actor
+    assert (actor.lr, actor.betas, actor.eps, config.task.answer_length) == (2e-6, (0.8, 0.95), 1e-6, 64)
+    assert actor.gradient_checkpointing and "TRL 1.16's defaults" not in text
+
+
+def test_without_launch_the_trainer_stays_fp32_with_a_warning(tmp_path):
+    """The embedded engine in the trainer's dtype would have a ratio of exactly 1."""
+    written(tmp_path / "theirs.yaml", {"use_vllm": True, "bf16": True, "max_steps": 9})
+    text = import_config(tmp_path / "theirs.yaml")
+    assert "# WARNING: bf16=True: the trainer computes in fp32 here, in TRL in bf16" in text
+    assert "# note: TRL 1.16's defaults of keys not set, which --launch alone writes: learning_rate=1e-06" in text
+    assert "actor" not in yaml.safe_load(text)
+    written(tmp_path / "theirs.yaml", {"use_vllm": True, "bf16": False, "max_steps": 9})
+    assert "WARNING" not in import_config(tmp_path / "theirs.yaml")
+
+
+def test_a_dtype_of_weights_without_a_counterpart_is_reported(tmp_path):
+    config, text = launched(tmp_path, {"use_vllm": True, "dtype": "auto"})
+    assert config.actor.masters == "fp32" and "# not translated: dtype=auto: the weights are fp32 here" in text
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_warning_stands_once_on_a_terminal(tmp_path, monkeypatch, capsys, terminal):
+    """The printed file has it. Where that is redirected, standard error has it too."""
+    written(tmp_path / "theirs.yaml", {"use_vllm": True, "num_train_epochs": 1})
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    main(["import-config", str(tmp_path / "theirs.yaml")])
+    out, err = capsys.readouterr()
+    assert out.count("# WARNING: num_train_epochs=1") == 1 and err.count("# WARNING: num_train_epochs=1") == (not terminal)
+
+
+def test_a_launch_warns_on_a_terminal_too(tmp_path, monkeypatch, capsys):
+    theirs = {"num_train_epochs": 1, "model_name_or_path": "M", "dataset_name": "gsm8k"}
+    written(tmp_path / "theirs.yaml", {"use_vllm": True} | theirs)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    main(["import-config", str(tmp_path / "theirs.yaml"), "--launch", str(tmp_path / "conf")])
+    assert capsys.readouterr().err.count("# WARNING: num_train_epochs=1") == 1

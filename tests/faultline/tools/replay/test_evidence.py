@@ -26,6 +26,7 @@ from faultline.tools.replay.verdict import judge
 from harness.diagnosis import RunFacts
 from harness.dumps import files
 from harness.errors import UserError
+from harness.precisions import PRECISIONS
 
 ROOT = Path(__file__).parents[4]
 SHIPPED = [*map(example, EXAMPLES), *sorted((ROOT / "experiments" / "study" / "smollm2").rglob("*.parquet"))]
@@ -187,8 +188,40 @@ def test_a_precision_that_is_named_bounds_k3(tmp_path, capsys):
     assert (
         left.value.code == 2 and "--precision fp7: its rounding was not measured; accepted are fp32, " in capsys.readouterr().err
     )
+    with pytest.raises(SystemExit) as left:
+        main([*replay, "fp8"])
+    said = capsys.readouterr().err
+    assert left.value.code == 2 and "fp8_tensor for vLLM's quantization=fp8" in said
+    assert "fp8_block for its fp8_per_block and for verl's quantization=fp8" in said
+    assert {name: PRECISIONS[name].vllm for name in ("fp8_tensor", "fp8_channel", "fp8_block")} == {
+        "fp8_tensor": "fp8_per_tensor", "fp8_channel": "fp8_per_channel", "fp8_block": "fp8_per_block"
+    }  # fmt: skip
     run = run_folder(tmp_path / "run")
     assert known(run, "fp8_block") == RunFacts("fp8_block")
+
+
+def test_the_note_that_k3_was_not_compared_stands_where_no_precision_is_known(tmp_path, capsys):
+    """By name, by a baseline, by the run's config, or as an example's own, the precision is known."""
+    path, run = tmp_path / "d.parquet", run_folder(tmp_path / "run")
+    for copy in (path, run / "dumps" / "step-1.parquet"):
+        copy.write_bytes(example("bf16").read_bytes())
+    words = ["--corrections", "icepop", "--out", str(tmp_path / "out")]
+    main(["replay", str(path), *words])
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[1] == f"  {evidence.UNCOMPARED}" and len(shown) <= 24
+    known_by = [
+        [str(path), "--precision", "bf16"], [str(path), "--baseline", str(path)], [str(run)], ["--example", "fp8"]
+    ]  # fmt: skip
+    for dump in known_by:
+        main(["replay", *dump, *words])
+        assert evidence.UNCOMPARED not in capsys.readouterr().out
+
+
+def test_what_else_explains_k3_is_not_asked_for_a_precision():
+    """Noise that the run adds, and weights of other steps, are compared with no precision."""
+    noisy, stale = Evidence(RunFacts(noise=True)), Evidence(RunFacts(behind=2))
+    stale.lags = [np.ones((1, 1))]
+    assert Evidence(RunFacts()).uncompared and not noisy.uncompared and not stale.uncompared
 
 
 def test_a_damaged_or_foreign_config_explains_nothing(tmp_path):

@@ -129,7 +129,16 @@ def test_the_need_goes_by_the_published_scales(tmp_path, k3, need):
     assert terminal.headline(verdict).startswith(words[need])
     between, above = "K3 is between our uncalibrated cut-offs, 1e-04 and 1e-02.", "K3 is above 1e-02, our uncalibrated cut-off."
     assert need == "none" or verdict.reason == {"advised": between, "required": above}[need]
-    assert SCALES[0].high < NEGLIGIBLE < SCALES[1].low and SCALES[1].high < LARGE <= SCALES[2].low
+
+
+def test_the_published_scales_ascend_and_name_the_runs_that_collapsed():
+    """docs/k3.md: of arXiv 2510.11370 the mixture at 1.5e-3, of Liu et al. 14B on L20 (1e-3 to 1e-2) and on A100 (1e-2 to 1)."""
+    assert [scale.low for scale in SCALES] == sorted(scale.low for scale in SCALES)
+    assert SCALES[0].high < NEGLIGIBLE < SCALES[1].low
+    by = {scale.source: scale for scale in SCALES}
+    mixture, dense = by["arXiv 2510.11370"], by["Liu et al. 2025"]
+    assert mixture.high == 1.5e-3 < LARGE and "30B mixture, which collapsed" in mixture.what
+    assert (dense.low, dense.high) == (1e-3, 1.0) and "crashed on L20 (to 1e-2) and on A100" in dense.what
 
 
 def test_a_negligible_k3_needs_a_correction_where_long_responses_add_it_up(tmp_path):
