@@ -127,25 +127,36 @@ def test_the_hook_for_verl_writes_what_replay_reads(tmp_path):
     tensors = {"response_mask": MASK, "old_log_probs": OLD, "rollout_log_probs": ROLLOUT, "advantages": ADVANTAGES}
     tensors = {name: torch.tensor(array) for name, array in tensors.items()}
     tensors |= {"responses": torch.ones(2, 3, dtype=torch.long), "token_level_scores": torch.zeros(2, 3), "unread": None}
-    verl_hook.dump(types.SimpleNamespace(batch=tensors), tmp_path / "dump", step=12)
+    verl_hook.dump(types.SimpleNamespace(batch=tensors, non_tensor_batch={}), tmp_path / "dump", step=12)
     check(only(tmp_path / "dump"))
 
 
 def test_the_hook_for_trl_writes_what_replay_reads(tmp_path):
     """Two ranks, each with two generations in step 12, one with tools, and an evaluation at the same step: four files, one batch.
     A stand-in for several ranks, whose attributes are those of TRL 1.16.0; tests/oracles has the real trainer."""
+    entropy = torch.full((2, 3), 0.5)
     for rank in (0, 1):
-        trainer = types.SimpleNamespace(use_vllm=True, accelerator=types.SimpleNamespace(process_index=rank))
-        trainer._generate_and_score_completions = lambda inputs: trl() | {"completion_ids": torch.ones(2, 3).long()} | inputs
+        ranks = types.SimpleNamespace(process_index=rank, num_processes=2)
+        trainer = types.SimpleNamespace(use_vllm=True, accelerator=ranks, num_generations=2)
         trainer.state = types.SimpleNamespace(global_step=12)
+        trainer._get_per_token_logps_and_entropies = lambda model, compute_entropy=False: (None, entropy)
+        tools = {"tool_mask": torch.tensor([[0, 1, 1], [1, 1, 1]])} if rank else {}
+
+        def generated(inputs, trainer=trainer, tools=tools):
+            trainer._get_per_token_logps_and_entropies(trainer.model)  # TRL scores what it generated
+            return trl() | {name: torch.ones(2, 3).long() for name in ("completion_ids", "prompt_ids", "prompt_mask")} | tools
+
+        trainer._generate_and_score_completions = generated
         trl_hook.record(trainer, tmp_path / "dump")
         for trainer._step, training in ((24, True), (25, True), (25, False)):
             trainer.model = types.SimpleNamespace(training=training)
-            trainer._generate_and_score_completions({"tool_mask": torch.tensor([[0, 1, 1], [1, 1, 1]])} if rank else {})
+            trainer._generate_and_score_completions([{}, {}])
     assert len(list((tmp_path / "dump").iterdir())) == 4
     batch = only(tmp_path / "dump")
     assert len(batch) == 8 and set(batch.step) == {12}
     np.testing.assert_array_equal(batch.mask, [*[True] * 5, False, *[True] * 4] * 2)  # by generation, then by rank
+    np.testing.assert_array_equal(batch.group, [0, 0, 1, 1, 2, 2, 3, 3])  # two samples of a prompt on a rank
+    assert set(batch.entropy) == {0.5}
 
 
 @pytest.mark.parametrize("name", ["step_12_rank_3.pt", "global_step_12_of_2.pt", "20-12.pt"])
