@@ -7,7 +7,7 @@ from textwrap import wrap
 from faultline.tools.replay.evidence import UNCOMPARED
 from faultline.tools.replay.gate import GateResult
 from faultline.tools.replay.scales import SCALES
-from faultline.tools.replay.verdict import STARVED, DiagnosisSummary, Mismatch, PresetEffect, Verdict
+from faultline.tools.replay.verdict import STARVED, UNGROUPED, DiagnosisSummary, Mismatch, PresetEffect, Verdict
 from harness.errors import printable
 
 WIDTH = 100
@@ -28,8 +28,6 @@ WORDS = {
 """Need of a correction -> what the verdict says. It says "required" nowhere: no K3 is known to harm training."""
 SERVED = "A correction can lower the policy that samples: evaluate that policy if you serve it."
 """Warning beside a proposed weight. docs/findings.md measured it: +0.093 for the trainer's policy, −0.115 for the sampler's."""
-NARROW = "No column group"
-"""Beginning of the limitation that is printed in any case, as a note: it is about the intervals on the terminal itself."""
 
 
 def lines(verdict: Verdict) -> list[str]:
@@ -45,13 +43,13 @@ def lines(verdict: Verdict) -> list[str]:
         return [printable(line)[:WIDTH] for line in [*first, *rest]]
     because = wrap(" ".join(reasons(verdict)), WIDTH - 2)
     doubts = [line for doubt in doubted(verdict) for line in wrap(doubt, WIDTH - 2)]
-    uncompared = [line for line in verdict.limitations if line == UNCOMPARED]
+    uncompared = [f"  {UNCOMPARED}"] if UNCOMPARED in verdict.limitations else []
     told = len(doubts) + len(uncompared) + (verdict.persistence is not None)
-    rest = [line for line in verdict.limitations if not line.startswith(NARROW) and line != UNCOMPARED]
-    limitations = rest[: max(LIMITATIONS - told, 0)]
+    others = [line for line in verdict.limitations if line not in (UNCOMPARED, UNGROUPED)]
+    limitations = others[: max(LIMITATIONS - told, 0)]
     out = [
         *first,
-        *(f"  {line}" for line in uncompared),
+        *uncompared,
         size,
         f"VERDICT  {headline(verdict)}",
         *deployed_lines(verdict),
@@ -130,7 +128,7 @@ def headline(verdict: Verdict) -> str:
     p = verdict.proposal
     if _tested(verdict):
         return "By the rule tested for the policy that you deploy:"
-    words = _sentence(WORDS[verdict.need])
+    words = WORDS[verdict.need].capitalize()
     if p is None:
         return f"{words}."
     weight = f"truncate {p.level} weights at {p.upper:g}"
@@ -194,10 +192,6 @@ def _tested(verdict: Verdict) -> bool:
     return verdict.diagnosis.consistent and any(one.rule is not None for one in verdict.deployed)
 
 
-def _sentence(words: str) -> str:
-    return words[0].upper() + words[1:]
-
-
 def _scales(m: Mismatch) -> list[str]:
     """Format the published scales of K3 with this dump among them."""
     rows = [(scale.low, f"    {scale.low:.1e} to {scale.high:.1e}  {scale.what} ({scale.source})") for scale in SCALES]
@@ -207,8 +201,8 @@ def _scales(m: Mismatch) -> list[str]:
 
 
 def _narrow(verdict: Verdict) -> list[str]:
-    """The limitation that intervals may be too narrow, as a line in a list; empty if the dump has prompts."""
-    return [f"Note: {line}" for line in verdict.limitations if line.startswith(NARROW)]
+    """UNGROUPED as a line in a list; empty if the dump has prompts. It is about the intervals on the terminal itself."""
+    return [f"Note: {UNGROUPED}"] if UNGROUPED in verdict.limitations else []
 
 
 def row_label(preset: PresetEffect) -> str:

@@ -37,6 +37,8 @@ FEW = 1000
 """Number of samples (prompts or responses) below which the verdict calls the intervals wide. The value is our choice."""
 STARVED = 0.1
 """Share of kept tokens below which the verdict warns of a preset by name."""
+UNGROUPED = "No column group: intervals take responses for independent, and may be too narrow."
+"""Limitation of a dump without prompts. The terminal prints it in any case."""
 
 UNCHANGED = 0.999
 """ESS (a share) above which truncated weights hardly vary. They then only scale the loss, as without a correction."""
@@ -345,7 +347,7 @@ def _limitations(replayed: Replayed, null: Replayed | None, mismatch: Mismatch, 
         prompts = f" to {advice.samples} prompt{'s' * (advice.samples > 1)}" if advice.by_prompt else ""
         limitations.append(f"{replayed.responses} responses{prompts}: intervals are wide; {FEW:,} are better.")
     if not advice.by_prompt:
-        limitations.append("No column group: intervals take responses for independent, and may be too narrow.")
+        limitations.append(UNGROUPED)
     if mismatch.pareto_k is not None and mismatch.pareto_k > HEAVY:
         limitations.append(f"Pareto k of the sequence weights is {mismatch.pareto_k:.2f}: no sample shows their mean and ESS.")
     if (mismatch.ess_sequence or 0) < 1:
