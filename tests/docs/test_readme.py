@@ -68,7 +68,7 @@ def test_the_first_screen_needs_no_glossary(word):
 @pytest.mark.parametrize("word", ["ESS", "K3"])
 def test_a_term_of_the_verdict_is_explained_below_it(word):
     _, below = README.split(block("text"))
-    assert re.search(rf"\b{word}\b.{{0,30}} is the\s", below)
+    assert re.search(rf"\b{word}\b.{{0,20}} is the\s", below)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/getting-started.md"])
