@@ -105,8 +105,9 @@ def persistence(curves: pd.DataFrame) -> Figure:
     )
     for name, value, colour in zip(names, end.values(), LONG.values(), strict=True):
         axis.annotate(name, (curves.step.max(), value), (8, 0), color=colour, **beside)
-    axis.axhline(curves[curves.step == 0].own.mean(), color="gray", linestyle=":", linewidth=1)
-    axis.annotate("before RL", (curves.step.max(), curves[curves.step == 0].own.mean()), (8, 10), color="gray", **beside)
+    start = curves[curves.step == 0].own.mean()
+    axis.axhline(start, color="gray", linestyle=":", linewidth=1)
+    axis.annotate("before RL", (curves.step.max(), start), (8, 10), color="gray", **beside)
     axis.set_title(f"{FINDING}\n", fontsize=12)
     axis.text(0, 1.02, ABOUT, transform=axis.transAxes, fontsize=9, color="gray")
     axis.set_xlabel("RL step")

@@ -74,10 +74,10 @@ def page(
         shown.append((section, _picture(section), _table(section.table)))
         progress.show(f"page: {len(shown)} of {len(sections)} parts")
     swatches = {arm: swatch(mark) for arm, mark in (marks or {}).items()}
-    page = _template().render(
+    text = _template().render(
         title=title, answer=answer, note=note, link=link, sections=shown, runs=runs or {}, swatches=swatches
     )
-    return re.sub(r"[\0-\t\v-\x1f\x7f-\x9f]", lambda control: printable(control[0]), page)  # a terminal would obey them
+    return re.sub(r"[\0-\t\v-\x1f\x7f-\x9f]", lambda control: printable(control[0]), text)  # a terminal would obey them
 
 
 @functools.cache

@@ -57,7 +57,7 @@ class SlurmOptions:
     site: str | None = None
     """YAML file with values for keys that are otherwise null or empty; slurm/sites/example.yaml is one."""
     code: Literal["sweep", "new"] | None = None
-    """Code that jobs run. null: the current files, which must equal the sweep's snapshot. sweep: this snapshot. new: another"""
+    """Code that jobs run. null: the current files, unless the sweep has others. sweep: the sweep's. new: the current files."""
     detach: bool = False
     """true: the command returns once all runs are submitted. false: it waits until they have ended."""
 

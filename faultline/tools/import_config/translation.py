@@ -182,12 +182,10 @@ class Translation:
             return
         name = f" {source.text(model)}" if source.resolved(model) else ""
         lr = self.values.get("actor", {}).get("lr")
-        slow = f" Remove actor.lr={lr:g}, a rate for large models, at which the small one hardly learns." if lr else ""
-        self.warnings.insert(
-            0,
-            f"the built-in small model trains, not the recipe's{name}. --launch DIR writes a run of the recipe's own model."
-            + (slow if lr and lr < LARGE_MODELS_LR else ""),
-        )
+        warning = f"the built-in small model trains, not the recipe's{name}. --launch DIR writes a run of the recipe's own model."
+        if lr and lr < LARGE_MODELS_LR:
+            warning += f" Remove actor.lr={lr:g}, a rate for large models, at which the small one hardly learns."
+        self.warnings.insert(0, warning)
 
     def policy(self, source: Source, keys: PolicyKeys) -> None:
         """Set the pretrained model, and the text task that matches its data. Raises UserError if the config names no model."""
