@@ -6,21 +6,26 @@ BF16 and in FP8 (W8A8, a scale per channel). The trainer's fp32 policy scores th
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import torch
 
 from algos.advantages import grpo
 from experiments.gpu_check.anatomy import columns
 from experiments.gpu_check.model import Policy, Size
-from faultline.tools.replay.example import FOLDER, PRECISIONS
 from harness.dumps.files import write
+
+FOLDER = Path(__file__).parents[1] / "faultline" / "example"
+ARMS = {"bf16": "bf16", "fp8": "fp8_channel"}
+"""Name of a dump's file -> precision, one of ARMS in `experiments.gpu_check.model`, that samples its responses."""
 
 
 def main() -> None:
     """Write the example's dumps, a parquet file for BF16 and one for FP8 rollouts, into FOLDER."""
     policy = Policy(Size(responses=512, answer=64))
-    for name, precision in PRECISIONS.items():
-        dumped = columns(policy.scored("vllm", precision), policy)
+    for name, arm in ARMS.items():
+        dumped = columns(policy.scored("vllm", arm), policy)
         rewards = torch.from_numpy(np.asarray(dumped["reward"], dtype=np.float64)).view(-1, 4)
         per_response = grpo(rewards).flatten().float().numpy()
         dumped["advantages"] = np.repeat(per_response[:, None], dumped["mask"].shape[1], axis=1)

@@ -8,7 +8,7 @@ FOLDER = Path(__file__).parents[2] / "example"
 EXAMPLES = {"fp8": "SmolLM2-135M, FP8 rollout", "bf16": "SmolLM2-135M, BF16 rollout"}
 """Name of an example dump -> its label in figures."""
 PRECISIONS = {"fp8": "fp8_channel", "bf16": "bf16"}
-"""Name of an example dump -> precision of its rollouts, in which `experiments/replay_example.py` samples them."""
+"""Name of an example dump -> precision of its rollouts, as in `experiments/replay_example.py`."""
 
 
 def example(name: str) -> Path:
