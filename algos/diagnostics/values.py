@@ -18,7 +18,7 @@ FLOOR = -15.0
 """Bound in nats: a log-probability below it that occurs at several tokens is a floor, such as log 1e-8 = -18.4."""
 IMPOSSIBLE = -100.0
 """Bound in nats: a token whose log μ is below it cannot have been sampled, since e⁻¹⁰⁰ is 4e-44."""
-FAR = 0.5
+FAR = 0.2
 """Minimum mean |log π − log μ| in nats at a fill value, because a token that is certain under both policies has both near 0."""
 
 

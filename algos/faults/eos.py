@@ -1,7 +1,7 @@
 """Fault `eos`: only one of sampler and trainer counts the end token of a response."""
 
 from algos.diagnostics.evidence import Statistics
-from algos.faults.base import SKYRL, SURE, TRL, VERL, Fault, beyond, ratio
+from algos.faults.base import SKYRL, SURE, TRL, VERL, Fault, beyond, ratio, sampled
 
 TIMES = 3.0
 """Quotient of the mean |log π − log μ| of last tokens and of all others that shows the fault; 2.2 was the most without."""
@@ -13,6 +13,8 @@ def _signature(s: Statistics) -> float | None:
     for side in ("rollout", "trainer"):
         if s[f"values/{side}_fill_last"] >= 0.9:
             return max(1.0, s[f"values/{side}_fill_gap"])
+    if sampled(s):
+        return None
     return beyond(s["places/last_z"] / SURE, ratio(s["places/last"], s["places/others"]) / TIMES, s["places/last"] / NATS)
 
 

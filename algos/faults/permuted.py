@@ -1,7 +1,7 @@
 """Fault `permuted`: rows of log μ or log π belong to other responses of the batch."""
 
 from algos.diagnostics.evidence import Statistics
-from algos.faults.base import Fault, beyond, ratio
+from algos.faults.base import Fault, beyond, ratio, sampled
 
 SHARE = 0.06
 """Share of responses with log μ near another row's log π that shows the fault; 0.039, on few values, was the most without."""
@@ -11,6 +11,8 @@ uncorrelated, so their share lowers r by as much. Old weights that made some row
 
 
 def _signature(s: Statistics) -> float | None:
+    if sampled(s):
+        return None
     lost = ratio(1 - s["alignment/correlation"], s["alignment/permuted"])
     return beyond(s["alignment/permuted"] / SHARE, lost / LOST)
 

@@ -6,7 +6,6 @@ faults are edited into each part separately. Recorded dumps are not made again, 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +19,8 @@ from experiments.faults.report import NAMES
 from harness.boundary import command
 
 RECORD = Path(__file__).parents[1] / "study" / "faults" / "power.csv"
+RUNS = Path("runs/faults")
+"""Folder of the trained policies."""
 SEED = max(plan.CHAIN, key=lambda seed: plan.CHAIN[seed].responses)
 NUMBERS = [8 * 2**i for i in range(7)]
 """Tested sizes of a part of a dump, in responses."""
@@ -30,15 +31,15 @@ SHARE = 0.9
 BY_EDIT = {fault: plan.middle(sizes) for fault, sizes in edits.SIZES.items() if fault not in real.SIZES}
 
 
-def main(arguments: argparse.Namespace) -> None:
+def main(record: Path = RECORD) -> None:
     """Cut and diagnose the dumps that the record lacks, record how many parts were named right, then print the table."""
-    done = set(pd.read_csv(arguments.record)["key"]) if arguments.record.exists() else set()
-    for key, parts in cuts(arguments.runs, lambda key: str(key) not in done):
-        arguments.record.parent.mkdir(parents=True, exist_ok=True)
-        counted(key, parts).to_csv(arguments.record, mode="a", header=not arguments.record.exists(), index=False)
+    done = set(pd.read_csv(record)["key"]) if record.exists() else set()
+    for key, parts in cuts(RUNS, lambda key: str(key) not in done):
+        record.parent.mkdir(parents=True, exist_ok=True)
+        counted(key, parts).to_csv(record, mode="a", header=not record.exists(), index=False)
         print(key, flush=True)
-    record = pd.read_csv(arguments.record)
-    print(markdown(table(record[record["key"].str.endswith(f" {SEED}")])))
+    recorded = pd.read_csv(record)
+    print(markdown(table(recorded[recorded["key"].str.endswith(f" {SEED}")])))
 
 
 def cuts(folder: Path, wanted: inject.Wanted) -> Iterator[tuple[Key, list[Made]]]:
@@ -99,13 +100,6 @@ def table(record: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m experiments.faults.power", description="How many responses a fault needs.")
-    parser.add_argument("--runs", type=Path, default=Path("runs/faults"), help="folder of the trained runs")
-    parser.add_argument("--record", type=Path, default=RECORD)
-    return parser.parse_args(arguments)
-
-
 if __name__ == "__main__":
     with command():
-        main(parsed())
+        main()

@@ -49,6 +49,9 @@ SIZES: dict[str, tuple[float, ...]] = {
     "bias": (0.5, 1.0, 2.0),
     "window": (0.75, 0.5, 0.25),
     "replica": (0.1, 0.25, 0.5),
+    "head": (0.1, 0.2, 0.4),
+    "adapter": (0.1, 0.2, 0.4),
+    "min_p": (0.02, 0.05, 0.1),
 }
 """Fault -> its tested sizes, from small to large.
 
@@ -61,11 +64,17 @@ prompt_in_mask: number of prompt tokens that count as response.
 rope: factor of the trainer's rotary base.
 penalty: nats subtracted from the logit of a token that was drawn before.
 draft: share of tokens drawn by another policy.
-bias: nats added to the logits of a tenth of the vocabulary.
+bias: nats added to the logits of a tenth of the tokens in use.
 window: share of prompt and response that the trainer's attention reaches back.
-replica: share of the prompts that an engine with older weights answers."""
+replica: share of the prompts that an engine with older weights answers.
+head: relative noise on the older output head that the sampler keeps.
+adapter: relative size of the update of rank `RANK` that the sampler did not merge.
+min_p: the sampler's limit, as a share of the likeliest token's probability."""
 OLDER = 0.2
 """Relative noise on the weights of an engine that missed its syncs."""
+
+RANK = 4
+"""Rank of the update that an adapter gives each weight matrix."""
 
 
 class OldPrefix(LocalEngine):
@@ -166,6 +175,20 @@ class Bed:
             seen[rows, tokens] = True
 
         return self.drawn(precision, odds, drew)
+
+    def cut(self, precision: str, share: float) -> Rollout:
+        """Responses without tokens below `share` times the largest probability; the log-probabilities are from before the cut."""
+
+        def odds(t: int, rows: Tensor, logp: Tensor) -> Tensor:
+            return logp.masked_fill(logp < logp.amax(-1, keepdim=True) + math.log(share), -math.inf)
+
+        return self.drawn(precision, odds, lambda rows, tokens: None)
+
+    def old_head(self, precision: str, head: Tensor) -> RolloutEngine:
+        """Build the engine that samples with the output head `head` [V, hidden], and otherwise with the policy's weights."""
+        engine = self.engine(precision)
+        engine.head = head.detach().to(engine.head.dtype).t().contiguous()
+        return engine
 
     def biased(self, precision: str, bias: Tensor) -> Rollout:
         """Responses drawn with `bias` [V] added to the logits; the log-probabilities lack the bias."""
@@ -343,9 +366,11 @@ def _draft(bed: Bed, size: float, precision: str) -> LoggedTokens:
 
 
 def _bias(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """The fault `bias`: a tenth of the vocabulary gains `size` nats of logit in sampling, but not in the logged values."""
-    favoured = torch.rand(bed.net.config.vocab_size, generator=generator(bed.seed, "fault bias")) < 0.1
-    return bed.scored(bed.biased(precision, size * favoured))
+    """The fault `bias`: a tenth of the tokens in use gain `size` nats of logit in sampling, but not in the logged values."""
+    used = bed.honest(precision).tokens
+    used = used[used != PAD].unique()
+    favoured = used[torch.randperm(len(used), generator=generator(bed.seed, "fault bias"))[: math.ceil(len(used) / 10)]]
+    return bed.scored(bed.biased(precision, torch.zeros(bed.net.config.vocab_size).index_fill(0, favoured, size)))
 
 
 def _window(bed: Bed, size: float, precision: str) -> LoggedTokens:
@@ -361,6 +386,32 @@ def _replica(bed: Bed, size: float, precision: str) -> LoggedTokens:
     fresh, late = (bed.sampler(precision, weights).generate(bed.prompts, bed.uniforms) for weights in (None, _noisy(bed, OLDER)))
     parts = (torch.where(old[:, None], theirs, ours) for ours, theirs in zip(fresh[:3], late[:3], strict=True))
     return bed.scored(Rollout(*parts))
+
+
+def _head(bed: Bed, size: float, precision: str) -> LoggedTokens:
+    """The fault `head`: the sampler kept an older output head after a sync, the policy's with noise of relative size `size`."""
+    net = bed.net
+    head = (net.get_output_embeddings() or net.get_input_embeddings()).weight
+    noise = torch.randn(head.shape, generator=generator(bed.seed, "fault head"))
+    return bed.sampled(bed.old_head(precision, head + size * noise * head.detach().square().mean().sqrt()))
+
+
+def _adapter(bed: Bed, size: float, precision: str) -> LoggedTokens:
+    """The fault `adapter`: the sampler's linear layers lack an update of rank `RANK` and relative size `size`."""
+    draws, weights = generator(bed.seed, "fault adapter"), {}
+    for name, parameter in bed.net.named_parameters():
+        weight = parameter.detach()
+        if name.endswith("_proj.weight"):
+            rows, columns = weight.shape
+            update = torch.randn(rows, RANK, generator=draws) @ torch.randn(RANK, columns, generator=draws)
+            weight = weight - size * weight.norm() / update.norm() * update
+        weights[name] = weight
+    return bed.sampled(bed.sampler(precision, weights))
+
+
+def _min_p(bed: Bed, size: float, precision: str) -> LoggedTokens:
+    """The fault `min_p`: improbable tokens are not drawn, and the logged values are from before this limit."""
+    return bed.scored(bed.cut(precision, size))
 
 
 CASES: dict[str, Callable[[Bed, float, str], LoggedTokens]] = {
@@ -382,6 +433,9 @@ CASES: dict[str, Callable[[Bed, float, str], LoggedTokens]] = {
     "bias": _bias,
     "window": _window,
     "replica": _replica,
+    "head": _head,
+    "adapter": _adapter,
+    "min_p": _min_p,
 }
 
 

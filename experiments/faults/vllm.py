@@ -13,10 +13,10 @@ from harness.rollouts.vllm import VllmEngine
 SIZES = {
     "temperature": (0.8,), "raw_logprobs": (0.8,), "top_p": (0.95,), "top_k": (20,), "bos": (1,), "template": (1,), "layer": (2,),
     "prefix": (0.4,), "eos": (1,), "prompt_in_mask": (8,), "swapped": (0.2,), "rope": (50,), "penalty": (1.0,), "bias": (1.0,),
-    "window": (0.5,), "replica": (0.25,),
+    "window": (0.5,), "replica": (0.25,), "adapter": (0.2,), "min_p": (0.05,),
 }  # fmt: skip
-"""Fault -> its middle size, for SmolLM2. penalty is vLLM's presence_penalty, and bias its logit_bias. The fault `draft` is
-absent: vLLM cannot be set to accept every draft token."""
+"""Fault -> its middle size, for SmolLM2. penalty is vLLM's presence_penalty, and bias its logit_bias. The faults `draft` and
+`head` are absent: vLLM cannot be set to accept every draft token, and loads its head with the other weights."""
 BLOCK = 32
 """Number of tokens in a block of vLLM's prefix cache. Prompts shorter than a block are not cached, and vLLM takes multiples of 32
 on a CPU."""
@@ -86,6 +86,9 @@ class VllmBed(Bed):
     def penalised(self, precision: str, penalty: float) -> Rollout:
         engine = self.vllm(precision, RawVllm, parameters={"presence_penalty": penalty})
         return engine.generate(self.prompts, self.uniforms)
+
+    def cut(self, precision: str, share: float) -> Rollout:
+        return self.vllm(precision, RawVllm, parameters={"min_p": share}).generate(self.prompts, self.uniforms)
 
     def biased(self, precision: str, bias: Tensor) -> Rollout:
         wanted = {int(token): float(bias[token]) for token in bias.nonzero()[:, 0]}

@@ -44,9 +44,9 @@ def test_an_answer_is_right_by_name_and_a_left_out_fault_by_its_question(tmp_pat
         row("clean", 6, "fault", "stale", "b"),
         row("top_p", 0.95, "fault", "truncated_sampling", "b"),
         row("top_p", 0.9, "consistent"),
-        row("window", 0.5, "unknown", "", "b"),
-        row("window", 0.5, "fault", "prompt", "b", 1202),
-        row("window", 0.5, "fault", "mask", "a", 1203),
+        row("head", 0.2, "unknown", "", "b"),
+        row("head", 0.2, "fault", "prompt", "b", 1202),
+        row("head", 0.2, "fault", "mask", "a", 1203),
         row("rope", 50, "fault", "layer", "b"),
         row("penalty", 1, "consistent"),
     )
@@ -54,12 +54,12 @@ def test_an_answer_is_right_by_name_and_a_left_out_fault_by_its_question(tmp_pat
     frame = read(record)
     assert frame["right"].to_list() == [True, False, True, False, True, True, False, True, False]
     counted = aims(frame).set_index("dumps")
-    assert counted["number"].to_list() == [3, 2, 3] and counted["right"].to_list() == [2, 1, 2]
-    assert counted["bare"].to_list() == [0, 2, 0]
+    assert counted["number"].to_list() == [2, 2, 3, 1] and counted["right"].to_list() == [1, 1, 2, 1]
+    assert counted["bare"].to_list() == [0, 2, 0, 0]
     table = matrix(frame).set_index("injected")
     assert table.loc["clean", "right"] == "1/2" and table.loc["clean", "wrong answers"] == "stale 1"
     assert table.loc["top_p", "sizes"] == "0.95, 0.9" and table.loc["top_p", "right"] == "1/1, 0/1"
-    assert table.loc["window (left out)", "right"] == "2/3" and table.loc["rope", "right"] == "1/1"
+    assert table.loc["head (left out)", "right"] == "2/3" and table.loc["rope", "right"] == "1/1"
 
 
 def test_a_record_that_is_not_there_names_the_remedy(tmp_path):
@@ -118,3 +118,40 @@ def test_the_matrix_is_of_middle_sizes(tmp_path):
     counts = confusion(read(record))
     assert counts.index.to_list() == ["clean", "top_p"] and counts.columns.to_list() == ["consistent", "unknown"]
     assert counts.to_numpy().tolist() == [[1, 0], [0, 1]]
+
+
+@pytest.fixture(scope="module")
+def bed(tmp_path_factory):
+    root = tmp_path_factory.mktemp("faults")
+    small = (
+        "model.hidden_size=32",
+        "model.num_hidden_layers=1",
+        "warmstart.steps=20",
+        "warmstart.keep_low=0",
+        "warmstart.keep_high=1",
+    )
+    return real.Bed(parse(compose(*clean.BASE, f"run.root={root}", *small)), 16, seed=1)
+
+
+def test_a_cut_leaves_only_the_likeliest_token_when_it_is_total(bed):
+    first = bed.cut("fp32", 0.999999)
+    bed.uniforms = bed.draw("others")
+    assert torch.equal(bed.cut("fp32", 0.999999).tokens, first.tokens)  # whatever is drawn, one token is left
+    assert not torch.equal(bed.cut("fp32", 1e-9).tokens, first.tokens)
+
+
+def test_an_old_head_is_the_sampler_s_alone(bed):
+    own = bed.sampled(bed.engine("fp32"))
+    head = (bed.net.get_output_embeddings() or bed.net.get_input_embeddings()).weight
+    same = bed.sampled(bed.old_head("fp32", head))
+    assert torch.equal(same.tokens, own.tokens) and torch.equal(same.logp_rollout, own.logp_rollout)
+    other = bed.sampled(bed.old_head("fp32", 2 * head))
+    assert (other.logp_rollout - other.logp_old).abs().max() > 0.1
+
+
+def test_a_bias_favours_a_token_in_use(bed):
+    bed.uniforms = bed.draw("honest")
+    honest = bed.sampled(bed.engine("fp32")).tokens
+    biased = real.CASES["bias"](bed, 20.0, "fp32").tokens  # e^20 times the odds: nothing else is drawn
+    favoured = biased.unique()
+    assert set(favoured.tolist()) < set(honest.unique().tolist())

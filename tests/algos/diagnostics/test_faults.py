@@ -129,7 +129,7 @@ def test_versions_that_are_known_to_change_explain_a_profile(example):
     lag = torch.where(own.mask.cumsum(-1) <= 4, 2, 1)
     known = diagnose(own, lag=lag).statistics
     assert known["size/lag_spread"] == 1 and diagnose(own, lag=torch.ones_like(lag)).statistics["size/lag_spread"] == 0
-    falling = known | {"places/head": 0.1, "places/rest": 0.01, "places/head_z": 6.0}
+    falling = known | {"places/head": 0.2, "places/rest": 0.01, "places/head_z": 6.0}
     assert judge(falling | {"size/lag_spread": 0.0}).fault == "prompt"
     assert judge(falling).kind == "consistent"
 
