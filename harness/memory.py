@@ -36,7 +36,6 @@ MOMENTS: tuple[Moment, ...] = ("start", "sync", "sampling", "head", "layers", "s
 """Moments of a run at which memory is computed. start: the model is on the GPU. sync: the engine takes its weights. sampling: the
 engine samples. head, layers: backward pass of a micro-batch in the head and in a layer. step: the optimizer step."""
 HELD: tuple[Moment, ...] = ("sync", "sampling", "head", "layers", "step")
-TRAINING: tuple[Moment, ...] = ("head", "layers", "step")
 BACKWARD: tuple[Moment, ...] = ("head", "layers")
 
 MODELS = ("llama", "qwen2", "qwen3")

@@ -55,8 +55,6 @@ in each layer, per position. The positions are those from the first token of the
 SAMPLING_MASK = "sampling_mask"
 """Optional column of runs with rollout.replay_sampling_mask: the token ids that top_p and top_k kept at each response token."""
 LOGPS = ("logp_rollout", "logp_old", "logp")
-ALIGNED = tuple(name for name, column in COLUMNS.items() if column.per_token and name != "prompt")
-"""Names of the columns of a dump that hold one value per response token, the prompt excluded."""
 
 
 class Problem(NamedTuple):
