@@ -70,6 +70,7 @@ def record(trainer: GRPOTrainer, folder: Path | str | None = None, every: int = 
         if folder is not None and written:
             path = Path(folder) / f"step-{step:08d}-{trainer._step}-rank-{rank}.parquet"
             try:
+                path.parent.mkdir(parents=True, exist_ok=True)
                 files.write(path, made)
             except OSError as error:  # a full disk ends no training
                 print(f"faultline: {path} is not written: {error}", flush=True)

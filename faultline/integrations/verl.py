@@ -62,6 +62,7 @@ def dump(data: DataProto, folder: Path | str, step: int) -> Path:
         prompts = _numpy(batch["prompts"])
         columns["prompt"] = files.unpadded(prompts, _numpy(batch["attention_mask"])[:, : prompts.shape[1]])
     path = Path(folder) / f"step-{step:08d}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
     files.write(path, columns)
     return path
 

@@ -16,9 +16,13 @@ from harness.files import replacing
 
 
 def write(path: Path, columns: Mapping[str, np.ndarray]) -> None:
-    """Write one training batch as one row group, replacing `path` atomically. columns: padded arrays, as for `tabulate`."""
+    """Write one training batch as one row group, replacing `path` atomically. columns: padded arrays, as for `tabulate`.
+
+    The folder of `path` is made if it is missing, but not those above it: a run that was moved away gets no second folder. Raises
+    FileNotFoundError then.
+    """
     table = tabulate(columns).replace_schema_metadata({VERSION_KEY: str(VERSION)})
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(exist_ok=True)
     with replacing(path.parent, path.name) as temporary:
         pq.write_table(table, temporary, compression="zstd")
 

@@ -12,7 +12,8 @@ from faultline.tools.replay.presets import presets
 from faultline.tools.replay.sources import Dump
 from harness.dumps import files
 from harness.dumps.schema import COLUMNS, VERSION_KEY, absent, problems, responses
-from harness.errors import UserError
+from harness.errors import Unavailable, UserError
+from harness.files import writing
 from harness.run.folder import RunFolder
 from harness.run.loop import train
 
@@ -97,6 +98,14 @@ def test_a_bad_row_is_named_with_its_column(changes, expected):
 def test_what_is_off_the_mask_may_hold_anything():
     mask = [[True, False]] * 3
     assert problems(rows(mask=mask, logp_old=[[-1.0, 7.0], [-1.0, np.nan], [-1.0, np.inf]], version=[[1, 2]] * 3)) == []
+
+
+def test_a_run_that_was_moved_away_gets_no_second_folder(tmp_path):
+    with pytest.raises(Unavailable, match="its folder was moved or removed"), writing(tmp_path / "gone"):
+        files.write(tmp_path / "gone/dumps/a.parquet", columns())
+    assert not (tmp_path / "gone").exists()
+    files.write(tmp_path / "dumps/a.parquet", columns())
+    assert (tmp_path / "dumps/a.parquet").is_file()
 
 
 def test_a_required_column_that_is_absent_is_told_of():
