@@ -53,7 +53,8 @@ class SlurmOptions:
     python: str | None = None
     """Command that starts Python, such as one in a container. null: this interpreter."""
     sbatch: dict[str, Any] = field(default_factory=dict)
-    """Other options of sbatch by name, except the time limit and those that the launcher sets (`OWN`)."""
+    """Other options of sbatch by name, except the time limit and those that the launcher sets (`OWN`). Those of the site file are
+    added, except where the command line has the same name."""
     site: str | None = None
     """YAML file with values for keys that are otherwise null or empty; slurm/sites/example.yaml is one."""
     code: Literal["sweep", "new"] | None = None
@@ -73,7 +74,7 @@ class SlurmOptions:
         for key in self.sbatch:
             if key == "time":
                 raise UserError("hydra.launcher.sbatch.time: set hydra.launcher.timeout_min instead, in minutes")
-            if key.replace("_", "-") in OWN:
+            if _hyphened(key) in OWN:
                 raise UserError(f"hydra.launcher.sbatch.{key}: the launcher sets it and finds its jobs by it; leave it out")
         if self.ranks > 1 and self.runs_per_job > 1:
             raise UserError(f"hydra.launcher.ranks={self.ranks}: such a run has its task to itself; set runs_per_job=1")
@@ -94,5 +95,13 @@ class SlurmOptions:
         for key, value in values.items():
             if key not in fillable:
                 raise UserError(f"{site}: {key}: unknown; a site file may set {', '.join(fillable)}")
-            if not getattr(self, key):
+            if key == "sbatch" and isinstance(value, dict):
+                given = {_hyphened(name) for name in self.sbatch}
+                self.sbatch = {name: option for name, option in value.items() if _hyphened(name) not in given} | self.sbatch
+            elif not getattr(self, key):
                 setattr(self, key, value)
+
+
+def _hyphened(name: object) -> str:
+    """The name of an option as sbatch writes it, which submitit also takes with underscores."""
+    return str(name).replace("_", "-")

@@ -21,6 +21,23 @@ SKYRL = {
 BETAS = {"verl": "actor.optim.betas", "SkyRL": "trainer.policy.optimizer_config.adam_betas"}
 CHECKPOINTING = {"verl": "model.enable_gradient_checkpointing", "SkyRL": "trainer.gradient_checkpointing"}
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+DTYPES = PRECISIONS | {name: name for name in PRECISIONS.values()}
+"""Name of a dtype in verl or SkyRL -> its name here."""
+VERL_DEFAULTS = {
+    "actor.optim.lr": 1e-6,
+    "actor.optim.weight_decay": 0.01,
+    "actor.optim.betas": [0.9, 0.999],
+    "actor.optim.override_optimizer_config.eps": 1e-8,
+    "actor.fsdp_config.dtype": "bfloat16",
+}
+"""Keys of verl 0.9.1's trainer whose default differs from the one here -> verl's default. That of eps is AdamW's in torch."""
+SKYRL_DEFAULTS = {
+    "trainer.policy.optimizer_config.lr": 1e-6,
+    "trainer.policy.optimizer_config.weight_decay": 0.01,
+    "trainer.policy.optimizer_config.adam_betas": [0.9, 0.999],
+    "trainer.policy.fsdp_config.mixed_precision.param_dtype": "bf16",
+}
+"""Keys of SkyRL 0.3.0's trainer whose default differs from the one here -> SkyRL's default."""
 REPLAYS = {"disabled": None, "R2": "r2", "R3": "r3"}
 VLLM = {"vllm": "vllm", True: "vllm"}
 """Value of another program's key for the engine -> option of rollout/engine. TRL's key is use_vllm, which is true or false."""
@@ -33,6 +50,10 @@ def of_skyrl(source: Source, out: Translation) -> None:
     out.choose("rollout/precision", source, f"{place}model_dtype", PRECISIONS)
     engine(source, out, f"{place}backend", f"{place}tensor_parallel_size")
     operate(source, out, "SkyRL", SKYRL)
+    dtype(source, out, "SkyRL", "trainer.policy.fsdp_config.mixed_precision.param_dtype")
+    if out.ready:
+        out.set("actor.eps", 1e-8)
+        out.notes.append("actor.eps=1e-8: that of SkyRL's AdamW, for which it has no key")
 
 
 def operate(source: Source, out: Translation, program: str, numbers: Mapping[str, str]) -> None:
@@ -48,6 +69,15 @@ def operate(source: Source, out: Translation, program: str, numbers: Mapping[str
     out.set("actor.betas", source.numbers(BETAS[program]))
     if source.has(CHECKPOINTING[program]):
         out.set("actor.gradient_checkpointing", source.flag(CHECKPOINTING[program]))
+
+
+def dtype(source: Source, out: Translation, program: str, name: str, bf16_weights: bool = False) -> None:
+    """Translate the dtype in which the trainer computes, whose key is `name`. bf16_weights: no copy of the weights in fp32."""
+    value = source.take(name)
+    if value in DTYPES:
+        out.compute(DTYPES[value], program, f"{source.key(name)}={value}", bf16_weights)
+    elif value is not None:
+        out.lost.append(f"{source.key(name)}={value}: accepted are {', '.join(DTYPES)}")
 
 
 def engine(source: Source, out: Translation, name: str, parallel: str, sleep: str | None = None) -> None:
@@ -72,6 +102,9 @@ def of_verl(source: Source, out: Translation) -> None:
     """Translate verl's operating keys: rollout engine and its sleep mode, micro-batches by tokens, and replay of the router."""
     engine(source, out, "rollout.name", "rollout.tensor_model_parallel_size", "rollout.free_cache_engine")
     operate(source, out, "verl", VERL)
+    out.set("actor.eps", source.number("actor.optim.override_optimizer_config.eps"))
+    weights = source.take("actor.fsdp_config.model_dtype", default="fp32")
+    dtype(source, out, "verl", "actor.fsdp_config.dtype", bf16_weights=DTYPES.get(weights) == "bf16")
     if source.flag("actor.use_dynamic_bsz"):
         out.set("actor.micro_tokens", source.number("actor.ppo_max_token_len_per_gpu", default=16384))
     mode = source.take(*ROUTER)

@@ -46,6 +46,8 @@ def shorten(key: str) -> str:
 
 def translate(source: Source, out: Translation) -> None:
     """Translate a SkyRL config: fill `out` from `source`."""
+    if out.ready:
+        out.defaults(source, "SkyRL 0.3.0", operation.SKYRL_DEFAULTS)
     out.values["proximal"] = "old"
     _loss(source, out)
     _weight(source, out)

@@ -157,6 +157,35 @@ class Translation:
         for theirs, ours in names.items():
             self.set(ours, source.number(theirs))
 
+    def defaults(self, source: Source, program: str, values: Mapping[str, Any]) -> None:
+        """Write another program's defaults of unset keys if the recipe's own model trains. A note names them in any case.
+
+        values: its key -> its default, for defaults that differ from those here.
+        """
+        unset = {key: value for key, value in values.items() if not source.given(key)}
+        if unset:
+            named = ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in unset.items())
+            written = "" if self.ready else ", which --launch alone writes"
+            self.notes.append(f"{program}'s defaults of keys not set{written}: {named}")
+        if self.ready:
+            source.expand(unset)
+
+    def compute(self, dtype: str, program: str, given: str, bf16_weights: bool = False) -> None:
+        """Set the dtype in which the trainer computes, or warn that it stays fp32.
+
+        The small model's embedded engine would have a ratio of exactly 1 against a trainer in its own dtype. given: keys of the
+        recipe that choose the dtype, as key=value; empty if the program's default does. bf16_weights: no copy in fp32.
+        """
+        if self.ready:
+            self.set("actor.dtype", dtype)
+            if dtype == "bf16" and bf16_weights:
+                self.set("actor.masters", "none")
+        elif given and dtype != "fp32":
+            self.warnings.append(
+                f"{given}: the trainer computes in fp32 here, in {program} in {dtype}, which adds to the mismatch. "
+                f"--launch DIR writes actor.dtype={dtype}"
+            )
+
     def minibatches(self, source: Source, size: str, prompts: str) -> None:
         """Set actor.num_minibatches. size, prompts: the other program's keys for the prompts per mini-batch and per step."""
         number, of = source.number(size), self.values.get("rollout", {}).get("prompts")

@@ -56,7 +56,7 @@ def shorten(key: str) -> str:
 def translate(source: Source, out: Translation) -> None:
     """Translate a GRPOConfig of TRL: fill `out` from `source`."""
     out.values["proximal"] = "old"
-    _defaults(source, out)
+    out.defaults(source, "TRL 1.16", DEFAULTS)
     kind = source.take("loss_type", default="dapo")
     level = source.take("importance_sampling_level", default="token")
     _loss(source, out, kind, level)
@@ -85,21 +85,10 @@ def translate(source: Source, out: Translation) -> None:
     out.entropy(source.number("entropy_coef"), "entropy_coef", "token_mean")
 
 
-def _defaults(source: Source, out: Translation) -> None:
-    """Write TRL's defaults that differ from those here, if the recipe's own model trains. A note names them in any case."""
-    unset = {key: value for key, value in DEFAULTS.items() if not source.given(key)}
-    if unset:
-        named = ", ".join(f"{key}={value:g}" for key, value in unset.items())
-        out.notes.append(f"TRL 1.16's defaults of keys not set{'' if out.ready else ', which --launch alone writes'}: {named}")
-    if out.ready:
-        source.expand(unset)
-
-
 def _trainer(source: Source, out: Translation) -> None:
     """Translate the settings of AdamW and of the trainer's memory, and the dtype in which the trainer computes.
 
     bf16 and fp16 of transformers are mixed precision over weights in fp32. With dtype=bfloat16 the weights are BF16 alone.
-    The small model's embedded engine would have a ratio of exactly 1 against a trainer in its own dtype, so that one stays fp32.
     """
     if source.has("adam_beta1", "adam_beta2"):
         out.set("actor.betas", [source.number(key, default=DEFAULTS[key]) for key in ("adam_beta1", "adam_beta2")])
@@ -112,18 +101,10 @@ def _trainer(source: Source, out: Translation) -> None:
         out.lost.append(f"{source.key(*names)}={weights}: the weights are fp32 here; accepted are float32, bfloat16")
     dtype = "fp16" if fp16 else "bf16" if bf16 or weights == "bfloat16" else "fp32"
     explicit = source.has("bf16", "fp16") or weights == "bfloat16"
-    if out.ready:
-        out.set("actor.dtype", dtype)
-        if dtype == "bf16" and weights == "bfloat16":
-            out.set("actor.masters", "none")
-        if not explicit:
-            out.notes.append("bf16 is not set: on in TRL 1.16, where transformers has it off")
-    elif explicit and dtype != "fp32":
-        given = ", ".join(f"{key}={source.take(key)}" for key in ("bf16", "fp16", *names) if source.has(key))
-        out.warnings.append(
-            f"{given}: the trainer computes in fp32 here, in TRL in {dtype}, which adds to the mismatch. "
-            f"--launch DIR writes actor.dtype={dtype}"
-        )
+    given = [f"{key}={source.take(key)}" for key in ("bf16", "fp16", *names) if source.has(key)] if explicit else []
+    out.compute(dtype, "TRL", ", ".join(given), bf16_weights=weights == "bfloat16")
+    if out.ready and not explicit:
+        out.notes.append("bf16 is not set: on in TRL 1.16, where transformers has it off")
 
 
 def _schedule(source: Source, out: Translation) -> None:

@@ -64,6 +64,8 @@ def shorten(key: str) -> str:
 
 def translate(source: Source, out: Translation) -> None:
     """Translate a verl config: fill `out` from `source`."""
+    if out.ready:
+        out.defaults(source, "verl 0.9.1", operation.VERL_DEFAULTS)
     if (preset := source.take("rollout_correction")) is not None:
         keys, notes = expand(source.key("rollout_correction"), str(preset))
         source.expand(keys)

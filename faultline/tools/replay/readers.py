@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from harness.dumps.files import tabulate
+from harness.dumps.files import tabulate, unpadded
 from harness.dumps.schema import COLUMNS, LOGPS, Problem
 from harness.errors import UserError, first_line
 from harness.room import out_of_memory
@@ -119,15 +119,21 @@ def read_skyrl(path: Path) -> Columns:
         state = _InertUnpickler(io.BytesIO(path.read_bytes())).load()
         arrays = {name: value for name, value in state["batch_dict"].items() if isinstance(value, dict)}
         theirs = {name: _skyrl_array(v) for name, v in arrays.items() if v.get("format", "numpy") in ("numpy", "torch")}
-        if "sequences" in theirs and "loss_mask" in theirs:  # prompt and response; the masks are of the response
-            theirs["sequences"] = theirs["sequences"][..., -theirs["loss_mask"].shape[-1] :]
-        pad = (state.get("metadata") or {}).get("pad_size", 0)
+        sequences = theirs.get("sequences")
+        if sequences is not None and "loss_mask" in theirs:  # prompt and response; the masks are of the response
+            theirs["sequences"] = sequences[..., -theirs["loss_mask"].shape[-1] :]
+        columns = _renamed(path, theirs, SKYRL, "SkyRL's", "rollout_logprobs needs generator.sampling_params.logprobs=1")
+        if sequences is not None and "response_mask" in theirs:
+            columns = _left_aligned(columns, theirs["response_mask"]) | {"prompt": _skyrl_prompts(sequences, theirs)}
+        metadata = state.get("metadata") or {}
+        if prompts := metadata.get("policy_prompt_boundaries"):  # (first row, row after the last) of each prompt
+            columns["group"] = np.searchsorted([end for _, end in prompts], np.arange(len(columns["mask"])), side="right")
+        pad = metadata.get("pad_size", 0)
     except NOT_READ as error:
         if out_of_memory(error):
             raise
         first = first_line(error)
         raise UserError(f"{path}: no whole SkyRL TrainingInputBatch ({first}); set trainer.dump_data_batch=true") from None
-    columns = _renamed(path, theirs, SKYRL, "SkyRL's", "rollout_logprobs needs generator.sampling_params.logprobs=1")
     rows = len(columns["mask"]) - (pad if isinstance(pad, int) else 0)  # SkyRL repeats responses to fill its workers
     return {name: values[:rows] for name, values in columns.items()}
 
@@ -313,6 +319,20 @@ class _InertUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         return (lambda cls, state: state) if name == "_rebuild_tensor_batch" else _Inert
+
+
+def _left_aligned(columns: Columns, response_mask: np.ndarray) -> Columns:
+    """Move each response to the first place of its row. SkyRL 0.3 puts it at the end. All arrays are [B, T]."""
+    length = response_mask.shape[1]
+    places = (np.arange(length) + response_mask.argmax(1)[:, None]) % length
+    return {name: np.take_along_axis(values, places, axis=1) for name, values in columns.items()}
+
+
+def _skyrl_prompts(sequences: np.ndarray, theirs: Columns) -> np.ndarray:
+    """The column `prompt` from SkyRL's `sequences` [B, L]: padding, prompt and response, in this order."""
+    response = theirs["response_mask"]
+    start = sequences.shape[1] - response.shape[1] + response.argmax(1)[:, None]
+    return unpadded(sequences, (theirs["attention_mask"] != 0) & (np.arange(sequences.shape[1]) < start))
 
 
 def _skyrl_array(value: dict[str, Any]) -> np.ndarray:

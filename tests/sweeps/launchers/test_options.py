@@ -43,3 +43,15 @@ def test_what_a_site_file_sets_is_checked_too(tmp_path):
     options = SlurmOptions(site=str(site), signal_delay_s=59, timeout_min=1)
     options.check()
     assert (options.account, options.setup, options.sbatch) == ("42", ["hostname"], {})
+
+
+def test_options_of_sbatch_on_the_command_line_join_those_of_the_site_file(tmp_path):
+    """An option of the same name wins over the file's, spelled with a hyphen or an underscore."""
+    site = tmp_path / "site.yaml"
+    site.write_text("sbatch: {exclude: node013, mail-type: FAIL}")
+    options = SlurmOptions(site=str(site), sbatch={"nodes": 4, "mail_type": "END"})
+    options.check()
+    assert options.sbatch == {"exclude": "node013", "nodes": 4, "mail_type": "END"}
+    options = SlurmOptions(site=str(site))
+    options.check()
+    assert options.sbatch == {"exclude": "node013", "mail-type": "FAIL"}

@@ -52,7 +52,8 @@ def test_a_command_of_verl_runs_as_it_was_imported(tmp_path, capsys):
     questions.write_text("\n".join(map(json.dumps, sums)))
     theirs = VERL | {"data.train_files": ["data/gsm8k/train.parquet"], "actor_rollout_ref.model.path": model}
     written(tmp_path / "pr 2953.yaml", theirs)
-    overrides = [*SMALL, f"run.root={tmp_path}", f"task.path={questions}", "task.held_out=4", "rollout/engine=local"]
+    overrides = [*SMALL, f"run.root={tmp_path}", f"task.path={questions}", "task.held_out=4"]
+    overrides += ["rollout/engine=local", "actor.scoring=forward"]
     main(["import-config", str(tmp_path / "pr 2953.yaml"), "--launch", str(tmp_path / "conf"), *overrides])
     words = shlex.split(capsys.readouterr().out)
     assert words == ["faultline", "train", "--config-dir", str(tmp_path / "conf"), "+experiment=pr-2953", *overrides]
@@ -67,7 +68,7 @@ def test_a_command_of_verl_runs_as_it_was_imported(tmp_path, capsys):
     assert (config.kl.name, config.correction.weight.upper, config.actor.gradient_checkpointing) == ("k3", 2, True)
     assert train(config) == "done"
     row = RunFolder(config.path).metrics()[0]
-    assert row["rollout_corr/k3_kl"] > 0  # of bf16 against fp32
+    assert row["rollout_corr/k3_kl"] > 0  # of bf16 against the same, which computes log π_old by another pass
 
 
 @pytest.mark.parametrize(
@@ -148,11 +149,65 @@ def test_the_complete_example_of_the_page(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == "faultline train --config-dir conf +experiment=theirs\n"
 
 
-def launched(tmp_path, theirs):
-    """The experiment that --launch makes of a TRL recipe, and its comments."""
-    written(tmp_path / "theirs.yaml", {"model_name_or_path": "M", "dataset_name": "openai/gsm8k"} | theirs)
+def launched_with(tmp_path, theirs):
+    """The experiment that --launch makes of a recipe, and its comments."""
+    written(tmp_path / "theirs.yaml", theirs)
     text = launch(tmp_path / "theirs.yaml", tmp_path / "conf")[1]
     return parse(compose("+experiment=theirs", f"hydra.searchpath=[file://{tmp_path / 'conf'}]")), text
+
+
+VERL_TRAINER = {"actor_rollout_ref.model.path": "M", "data.train_files": "gsm8k.parquet", "algorithm.adv_estimator": "grpo"}
+SKYRL_TRAINER = {"trainer.algorithm.use_tis": False, "trainer.policy.model.path": "M", "data.train_data": "gsm8k.parquet"}
+
+
+@pytest.mark.parametrize("theirs", [VERL_TRAINER, SKYRL_TRAINER])
+def test_the_trainers_of_verl_and_skyrl_have_their_defaults(tmp_path, theirs):
+    """verl 0.9.1's actor.yaml and engine/fsdp.yaml, SkyRL 0.3.0's OptimizerConfig and MixedPrecisionConfig, torch's AdamW."""
+    config, text = launched_with(tmp_path, theirs)
+    actor = config.actor
+    assert (actor.lr, actor.weight_decay, actor.betas, actor.eps) == (1e-6, 0.01, (0.9, 0.999), 1e-8)
+    assert (actor.dtype, actor.masters) == ("bf16", "fp32")
+    assert "'s defaults of keys not set: lr=1e-06, weight_decay=0.01, " in text
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype", "masters"),
+    [
+        ({"actor_rollout_ref.actor.fsdp_config.dtype": "float16"}, "fp16", "fp32"),
+        ({"actor_rollout_ref.actor.fsdp_config.dtype": "float32"}, "fp32", "fp32"),
+        ({"actor_rollout_ref.actor.fsdp_config.model_dtype": "bf16"}, "bf16", "none"),
+    ],
+)
+def test_the_trainer_of_verl_has_what_the_recipe_sets(tmp_path, given, dtype, masters):
+    optim = {"lr": 2e-6, "weight_decay": 0.1, "betas": [0.8, 0.9], "override_optimizer_config": {"eps": 1e-15}}
+    config, text = launched_with(tmp_path, VERL_TRAINER | {"actor_rollout_ref.actor.optim": optim} | given)
+    actor = config.actor
+    assert (actor.lr, actor.weight_decay, actor.betas, actor.eps) == (2e-6, 0.1, (0.8, 0.9), 1e-15)
+    assert (actor.dtype, actor.masters) == (dtype, masters) and "lr=1e-06" not in text
+
+
+@pytest.mark.parametrize(
+    ("theirs", "told"),
+    [
+        (VERL_TRAINER | {"actor_rollout_ref.actor.fsdp_config.dtype": "bfloat16"}, "in verl in bf16"),
+        (SKYRL_TRAINER | {"trainer.policy.fsdp_config.mixed_precision.param_dtype": "bf16"}, "in SkyRL in bf16"),
+    ],
+)
+def test_without_launch_a_dtype_of_verl_or_skyrl_is_a_warning(tmp_path, theirs, told):
+    written(tmp_path / "theirs.yaml", theirs)
+    text = import_config(tmp_path / "theirs.yaml")
+    assert f"the trainer computes in fp32 here, {told}" in text
+    assert "actor" not in yaml.safe_load(text)
+
+
+def test_an_unknown_dtype_of_verl_is_reported(tmp_path):
+    _, text = launched_with(tmp_path, VERL_TRAINER | {"actor_rollout_ref.actor.fsdp_config.dtype": "fp8"})
+    assert "# not translated: actor_rollout_ref.actor.fsdp_config.dtype=fp8: accepted are bfloat16, " in text
+
+
+def launched(tmp_path, theirs):
+    """The experiment that --launch makes of a TRL recipe, and its comments."""
+    return launched_with(tmp_path, {"model_name_or_path": "M", "dataset_name": "openai/gsm8k"} | theirs)
 
 
 def test_a_recipe_of_trl_with_vllm_samples_with_it(tmp_path):

@@ -15,6 +15,7 @@ import torch
 
 from faultline.integrations import trl as trl_hook
 from faultline.integrations import verl as verl_hook
+from faultline.tools.replay import readers
 from faultline.tools.replay.sources import Dump
 from harness.errors import UserError
 
@@ -277,24 +278,38 @@ def skyrl_pickle(tensors, metadata) -> bytes:
 
 
 def test_skyrl(tmp_path):
-    """Three rows of which the last repeats one to fill the workers."""
+    """The layout of SkyRL 0.3.0's convert_prompts_responses_to_batch_tensors: padding, prompt, response, so that all responses
+    end at the same place. Prompts are [9] and [7, 8]. Of three rows the last repeats one to fill the workers."""
 
     def rows(array):
         return torch.tensor(np.concatenate([array, array[:1]]))
 
+    def right(array):
+        """The first response, of two tokens, at the end of its row."""
+        return np.stack([np.roll(array[0], 1), array[1]])
+
     tensors = {
-        "sequences": rows(np.array([[9, 1, 2, 0], [9, 3, 4, 5]])),
-        "loss_mask": rows(MASK),
-        "response_mask": rows(MASK),
-        "action_log_probs": rows(OLD),
-        "rollout_logprobs": rows(ROLLOUT).to(torch.bfloat16),  # these values are exact in bfloat16
-        "advantages": rows(ADVANTAGES),
+        "sequences": rows(np.array([[0, 0, 9, 1, 2], [7, 8, 3, 4, 5]])),
+        "attention_mask": rows(np.array([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])),
+        "loss_mask": rows(right(MASK).astype(np.float32)),
+        "response_mask": rows(right(MASK)),
+        "action_log_probs": rows(right(OLD)),
+        "rollout_logprobs": rows(right(ROLLOUT)).to(torch.bfloat16),  # these values are exact in bfloat16
+        "advantages": rows(right(ADVANTAGES)),
         "values": None,
     }
+    metadata = {"pad_size": 1, "response_length": np.int64(3), "policy_prompt_boundaries": [(0, 1), (1, 2)]}
     path = tmp_path / "dumped_data" / "global_step_12_training_input.pkl"
     path.parent.mkdir()
-    path.write_bytes(skyrl_pickle(tensors, {"pad_size": 1, "response_length": np.int64(3)}))
-    check(only(tmp_path))
+    path.write_bytes(skyrl_pickle(tensors, metadata))
+    batch = only(tmp_path)
+    check(batch)
+    np.testing.assert_array_equal(batch.tokens, [1, 2, 3, 4, 5])
+    np.testing.assert_array_equal(batch.group, [0, 1])
+    table, problems = readers.tabulated(path, readers.read_skyrl(path))
+    assert table["prompt"].to_pylist() == [[9], [7, 8]] and not problems
+    path.write_bytes(skyrl_pickle(tensors, metadata | {"policy_prompt_boundaries": [(0, 2)]}))
+    np.testing.assert_array_equal(only(tmp_path).group, [0, 0])
     path.write_bytes(skyrl_pickle(tensors | {"rollout_logprobs": None}, {}))
     with pytest.raises(UserError, match=r"SkyRL's rollout_logprobs missing .*logprobs=1"):
         only(path)

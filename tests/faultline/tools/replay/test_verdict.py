@@ -137,8 +137,8 @@ def test_the_published_scales_ascend_and_name_the_runs_that_collapsed():
     assert SCALES[0].high < NEGLIGIBLE < SCALES[1].low
     by = {scale.source: scale for scale in SCALES}
     mixture, dense = by["arXiv 2510.11370"], by["Liu et al. 2025"]
-    assert mixture.high == 1.5e-3 < LARGE and "30B mixture, which collapsed" in mixture.what
-    assert (dense.low, dense.high) == (1e-3, 1.0) and "crashed on L20 (to 1e-2) and on A100" in dense.what
+    assert mixture.high == 1.5e-3 < LARGE and "30B mixture of experts, which collapsed" in mixture.what
+    assert (dense.low, dense.high) == (1e-3, 1.0) and "crashed: to 1e-2 on L20 GPUs, above on A100" in dense.what
 
 
 def test_a_negligible_k3_needs_a_correction_where_long_responses_add_it_up(tmp_path):
