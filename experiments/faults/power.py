@@ -31,15 +31,14 @@ SHARE = 0.9
 BY_EDIT = {fault: plan.middle(sizes) for fault, sizes in edits.SIZES.items() if fault not in real.SIZES}
 
 
-def main(record: Path = RECORD) -> None:
+def main() -> None:
     """Cut and diagnose the dumps that the record lacks, record how many parts were named right, then print the table."""
-    done = set(pd.read_csv(record)["key"]) if record.exists() else set()
+    done = set(pd.read_csv(RECORD)["key"]) if RECORD.exists() else set()
     for key, parts in cuts(RUNS, lambda key: str(key) not in done):
-        record.parent.mkdir(parents=True, exist_ok=True)
-        counted(key, parts).to_csv(record, mode="a", header=not record.exists(), index=False)
+        counted(key, parts).to_csv(RECORD, mode="a", header=not RECORD.exists(), index=False)
         print(key, flush=True)
-    recorded = pd.read_csv(record)
-    print(markdown(table(recorded[recorded["key"].str.endswith(f" {SEED}")])))
+    record = pd.read_csv(RECORD)
+    print(markdown(table(record[record["key"].str.endswith(f" {SEED}")])))
 
 
 def cuts(folder: Path, wanted: inject.Wanted) -> Iterator[tuple[Key, list[Made]]]:

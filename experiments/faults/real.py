@@ -182,7 +182,7 @@ class Bed:
         def odds(t: int, rows: Tensor, logp: Tensor) -> Tensor:
             return logp.masked_fill(logp < logp.amax(-1, keepdim=True) + math.log(share), -math.inf)
 
-        return self.drawn(precision, odds, lambda rows, tokens: None)
+        return self.drawn(precision, odds)
 
     def old_head(self, precision: str, head: Tensor) -> RolloutEngine:
         """Build the engine that samples with the output head `head` [V, hidden], and otherwise with the policy's weights."""
@@ -192,10 +192,13 @@ class Bed:
 
     def biased(self, precision: str, bias: Tensor) -> Rollout:
         """Responses drawn with `bias` [V] added to the logits; the log-probabilities lack the bias."""
-        return self.drawn(precision, lambda t, rows, logp: logp + bias, lambda rows, tokens: None)
+        return self.drawn(precision, lambda t, rows, logp: logp + bias)
 
     def drawn(
-        self, precision: str, odds: Callable[[int, Tensor, Tensor], Tensor], drew: Callable[[Tensor, Tensor], None]
+        self,
+        precision: str,
+        odds: Callable[[int, Tensor, Tensor], Tensor],
+        drew: Callable[[Tensor, Tensor], None] | None = None,
     ) -> Rollout:
         """Responses drawn from the logits of `odds`, with the engine's own log-probabilities. drew: called with each draw."""
         engine = self.engine(precision)
@@ -203,7 +206,8 @@ class Bed:
         def pick(t: int, logp: Tensor, node: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
             cumulative = odds(t, rows, logp[node]).double().softmax(-1).cumsum(-1)
             drawn = torch.searchsorted(cumulative, self.uniforms[rows, t, None].double()).clamp(max=logp.shape[-1] - 1)[:, 0]
-            drew(rows, drawn)
+            if drew:
+                drew(rows, drawn)
             return drawn, engine._unstopped(drawn)
 
         tokens, logp, _ = engine._walk(self.prompts, self.length, pick)
@@ -362,7 +366,7 @@ def _draft(bed: Bed, size: float, precision: str) -> LoggedTokens:
     def odds(t: int, rows: Tensor, logp: Tensor) -> Tensor:
         return torch.where(foreign[rows, t, None], logp / HOT, logp)
 
-    return bed.scored(bed.drawn(precision, odds, lambda rows, tokens: None))
+    return bed.scored(bed.drawn(precision, odds))
 
 
 def _bias(bed: Bed, size: float, precision: str) -> LoggedTokens:
@@ -390,8 +394,7 @@ def _replica(bed: Bed, size: float, precision: str) -> LoggedTokens:
 
 def _head(bed: Bed, size: float, precision: str) -> LoggedTokens:
     """The fault `head`: the sampler kept an older output head after a sync, the policy's with noise of relative size `size`."""
-    net = bed.net
-    head = (net.get_output_embeddings() or net.get_input_embeddings()).weight
+    head = bed.net.get_output_embeddings().weight
     noise = torch.randn(head.shape, generator=generator(bed.seed, "fault head"))
     return bed.sampled(bed.old_head(precision, head + size * noise * head.detach().square().mean().sqrt()))
 
