@@ -38,6 +38,7 @@ FAULT = Fault(
         "SkyRL": "the sync of weights to the inference engines",
         "TRL": "the sync of weights to vLLM, with PEFT the merged adapter",
         "Faultline": "faultline doctor --parity compares the engines on one model",
+        "yours": "the token ids of the prompts too: in responses of a dozen tokens another chat template looks alike",
     },
     "critical",
     (VERL, SKYRL, VLLM),
