@@ -34,8 +34,8 @@ COARSEST = 1.0
 def most(usual: str | float | None) -> float:
     """The largest K3 that rounding explains, in nats per token.
 
-    usual: the sampler's precision, by name; or the K3 of a dump that the same model wrote without a fault in this precision,
-    which replaces the measured table, though the result is never below that for fp32. `COARSEST` for None or an unmeasured name.
+    usual: the name of the sampler's precision, whose K3 was measured on SmolLM2; or the K3 of a dump that the same model wrote in
+    that precision without a fault. The result is never below that for fp32. None or an unmeasured name gives `COARSEST`.
     """
     if isinstance(usual, int | float):
         return max(EXCESS_OF_BASELINE * usual, EXCESS * K3["fp32"])
