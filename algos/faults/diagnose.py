@@ -53,10 +53,10 @@ def diagnose(
 ) -> Diagnosis:
     """The diagnosis of a batch's log-probabilities: the first fault that fits, faults of the sampler's numbers before others.
 
-    usual: the sampler's precision, a key of `rounding.K3`, or the K3 of a dump that the same model wrote without a fault; without
-    it K3 may be as large as in the coarsest format. lag [B, T]: number of versions by which each token's weights are known to be
-    old, which is no fault. tokens [B, T]: ids, which identify repeated samples exactly. entropy [B, T]: H(π_old) of each token
-    in nats, which reveals another sampler's tokens. Raises ValueError without `logp_old`.
+    usual: the sampler's precision, a key of `rounding.K3`, or the K3 of a batch that the same model logged without a fault.
+    Without it K3 may be as large as in the coarsest format. lag [B, T]: number of versions by which each token's weights are
+    known to be old, which is no fault. tokens [B, T]: ids, which identify repeated samples exactly. entropy [B, T]: H(π_old) of
+    each token in nats, which reveals another sampler's tokens. Raises ValueError without `logp_old`.
     """
     found = statistics(batch, tokens, entropy)
     found["size/k3_most"] = rounding.most(usual)

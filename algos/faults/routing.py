@@ -4,9 +4,10 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, SKYRL, VERL, VLLM, Fault, beyond
 
 KURTOSIS = 30.0
-"""Minimum kurtosis of logit π − logit μ for the note. Most dense models had at most 30, mixtures of experts 36 or more."""
+"""Minimum kurtosis of logit π − logit μ for `routing` to be reported. Most dense models had at most 30, and
+mixtures of experts had 36 or more."""
 SHARE = 0.5
-"""Minimum share of the batch's K3 that is due to the 1 % of its tokens with the largest K3, for the note to be reported."""
+"""Minimum share of the batch's K3 that is due to the 1 % of its tokens with the largest K3, for `routing` to be reported."""
 
 
 def _signature(s: Statistics) -> float | None:
