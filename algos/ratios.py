@@ -70,7 +70,7 @@ class Ratio:
         return self.cached(level, lambda: bounded_exp(at_level(self.l, self.mask, level, self.batch.segments)))
 
     def _over_expectation(self) -> Tensor:
-        """GEPO's log ratio log π̄ − log Ê[μ̄], [B, 1]; π̄, μ̄: geometric means over its tokens, Ê: `groups.log_expectation`."""
+        """GEPO's log ratio log π̄ − log Ê[μ̄] of each response, [B, 1]; π̄, μ̄: geometric means; Ê: `groups.log_expectation`."""
         if self.batch.prompt is None:
             raise ValueError("level=group needs prompt, the number of the prompt that each response answers; give a Batch of it")
         log_mu = at_level(torch.where(self.mask, self.batch.logp_rollout, 0.0), self.mask, "geometric")
