@@ -21,7 +21,7 @@ FEWEST = 4
 
 
 class Mean(NamedTuple):
-    """A mean (NaN of no values), its clustered standard error (NaN with fewer than `FEWEST` clusters), and the number of clusters."""
+    """A mean (NaN of no values), its clustered standard error (NaN below `FEWEST` clusters), and the number of clusters."""
 
     mean: float
     error: float
