@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 STD_FLOOR = 1e-6
-"""Added to a standard deviation of rewards, so that equal rewards give advantage 0 and not 0/0. verl, SkyRL: 1e-6; TRL: 1e-4."""
+"""Number added to a standard deviation of rewards, so that equal rewards give 0, not 0/0. verl and SkyRL add 1e-6, TRL 1e-4."""
 
 
 def advantage(*needs: str) -> Callable:
@@ -152,8 +152,8 @@ def reinforce_pp_baseline(rewards: Tensor, *, lengths: Tensor) -> Tensor:
     """REINFORCE++ with a baseline per prompt: A = (D − m)/(s + 1e-6) with D = R − mean_g R, whitened over all tokens.
 
     R = `rewards` [P, G] of the global batch; mean_g averages over the G responses to one of P prompts. m and s are the mean and
-    standard deviation of D over all tokens, by `lengths` [P, G]. Source: arXiv 2501.03262, its baseline form. Limits: equal
-    rewards within each prompt give 0.
+    standard deviation of D over all tokens, of which a response has `lengths` [P, G]. Source: arXiv 2501.03262, its baseline
+    form. Limits: equal rewards within each prompt give 0.
     """
     return _whitened(dr_grpo(rewards), lengths)
 

@@ -1,8 +1,8 @@
-"""Split a batch into chunks of responses of similar length that fit into a CPU's cache; for diagnostics and replay only.
+"""Split a batch into chunks of responses of similar length that fit into a CPU's cache; for diagnostics only.
 
 A pass over a large batch writes each intermediate tensor to memory. With chunks these tensors stay in the caches, and padding
-costs nothing. For 512 ragged responses of up to 8192 tokens the rows of a correction took 157 ms of CPU time instead of 497, and
-31 MiB instead of 183. At 256 x 1024 both took 15 ms. A training step gains nothing, so the objective is not computed in chunks.
+costs nothing. For 512 ragged responses of up to 8192 tokens the diagnostics of a correction took 157 ms of CPU time instead of
+497, and 31 MiB instead of 183. At 256 x 1024 both ways took 15 ms. A training step would gain nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ CHUNK = 1 << 17
 
 
 def chunks(ratio: Ratio, whole: bool = False) -> Iterator[tuple[Tensor, Ratio]]:
-    """Yield chunks of a batch as (row numbers, `Ratio` of these rows, cut to the longest). One chunk on a GPU or with `whole`."""
+    """Yield chunks of a batch as (response numbers, `Ratio` of these responses, cut to the longest of them).
+
+    There is one chunk only for a batch of at most `CHUNK` tokens, for a batch on a GPU, and with `whole`.
+    """
     batch, policy = ratio.batch, ratio.policy
     responses, columns = batch.mask.shape
     if whole or batch.mask.device.type != "cpu" or batch.mask.numel() <= CHUNK:
@@ -39,7 +42,7 @@ def chunks(ratio: Ratio, whole: bool = False) -> Iterator[tuple[Tensor, Ratio]]:
 
 
 def chunked(function: Callable[[Ratio], Rows], ratio: Ratio, whole: bool = False) -> Rows:
-    """Apply `function` to each chunk of a batch, and merge its rows in the batch's order as fp64. whole: use a single chunk."""
+    """Merge, as fp64 in the batch's order, the numbers per response that `function` gives for chunks. whole: use one chunk."""
     numbers, rows = zip(*((numbers, function(part)) for numbers, part in chunks(ratio, whole)), strict=True)
     order = torch.cat(numbers).argsort()
     return {name: value[order] for name, value in merge(rows).items()}

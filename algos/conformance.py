@@ -1,10 +1,10 @@
-"""The rules that every plug-in must keep, as checks that its author calls from a test.
+"""The rules that a plug-in loss, filter or advantage estimator must keep, as checks that its author calls from a test.
 
     def test_my_loss_conforms():
         check_loss(my_loss, {"temperature": 1.0})
 
-Each check raises an AssertionError that names the broken rule. The built-in plug-ins pass the same checks. The checks try small
-ragged batches with an empty response, in fp64 unless the rule is about dtypes.
+Each check raises an AssertionError that names the broken rule. The built-in plug-ins pass the same checks. Losses and filters
+are tried on small ragged batches with an empty response, most of them in fp64.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ def check_filter(filter_: Callable, params: dict[str, Any]) -> None:
 
 
 def check_advantage(estimator: Callable, params: dict[str, Any], inputs: dict[str, Tensor]) -> None:
-    """Check an advantage estimator `(rewards [P, G], **inputs) -> [P, G]`. inputs: those that its `needs` names, P = 3, G = 4."""
+    """Check an advantage estimator `(rewards [P, G], **inputs) -> [P, G]` on P = 3 prompts with G = 4 responses each.
+
+    inputs: name -> tensor for each name in the estimator's attribute `needs`, of as many prompts and responses.
+    """
     rewards = torch.tensor([[1.0, 0, 0, 1], [0, 0, 0, 0], [1, 0.5, 2, 0]], dtype=torch.float64)
     needs = getattr(estimator, "needs", ())
     assert set(needs) == set(inputs), f"`needs` says {needs}, given {list(inputs)}"

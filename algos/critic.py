@@ -46,7 +46,7 @@ def value_loss(values: Tensor, old: Tensor, returns: Tensor, cliprange: float | 
 
     V = `values`, V_old = `old` (the values when the batch was taken), R = `returns`, all [B, T]; c = `cliprange`, None for no
     clip. The clip acts where the second square is the larger; the gradient is 0 there, else V − R. Source: verl's
-    compute_value_loss, from TRL's PPO; SkyRL's ppo_critic_loss. Limits: c → ∞ and V = V_old give ½(V − R)².
+    compute_value_loss, from TRL's PPO; SkyRL's ppo_critic_loss. Limits: c → ∞, or V = V_old, gives ½(V − R)².
     """
     plain = (values - returns).square()
     if cliprange is None:

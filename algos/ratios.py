@@ -70,7 +70,7 @@ class Ratio:
         return self.cached(level, lambda: bounded_exp(at_level(self.l, self.mask, level, self.batch.segments)))
 
     def _over_expectation(self) -> Tensor:
-        """GEPO's log ratio log π̄ − log Ê[μ̄], [B, 1]; π̄ and μ̄ are geometric means of a response's token probabilities."""
+        """GEPO's log ratio log π̄ − log Ê[μ̄] of each response, [B, 1]; π̄, μ̄: geometric means; Ê: `groups.log_expectation`."""
         if self.batch.prompt is None:
             raise ValueError("level=group needs prompt, the number of the prompt that each response answers; give a Batch of it")
         log_mu = at_level(torch.where(self.mask, self.batch.logp_rollout, 0.0), self.mask, "geometric")
@@ -87,7 +87,7 @@ class Ratio:
 
     @cached_property
     def k3(self) -> Tensor:
-        """The K3 estimator ρ − 1 − l ≥ 0 of each token, [B, T]; ρ = e^l is bounded, and l is bounded above.
+        """The K3 estimator ρ − 1 − l ≥ 0 of each token, [B, T], l = log π − log μ; ρ = e^l is bounded, and l is bounded above.
 
         Without the bound on l, the difference would become negative beyond e²⁰ nats. Because expm1 is monotone, clamping ρ − 1
         is the same as clamping its l.

@@ -1,6 +1,6 @@
-"""Log-probability and entropy of a large vocabulary, against all logits at once and TRL's fused head.
+"""Faultline's log-probability and entropy over a large vocabulary, against all logits at once and TRL's fused head.
 
-The model is a Qwen3 reduced to an embedding, a norm and the head. One case also computes the gradient of log π by head and norm.
+The model is a Qwen3 reduced to an embedding, a norm and the head. One case also computes the gradient for norm and head.
 """
 
 import copy

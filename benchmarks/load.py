@@ -1,4 +1,4 @@
-"""500 runs x 1,000 steps x 60 metrics, of which some collapse, read against pandas' own reader, and their whole report."""
+"""Reading 500 runs x 1,000 steps x 60 metrics, against pandas' own reader, and the time of a report on them."""
 
 import copy
 import functools
@@ -21,7 +21,7 @@ from harness.compose import compose
 from harness.run.folder import RunFolder
 
 RUNS, STEPS, METRICS, DIFFERENT = 500, 1000, 60, 10
-"""Size of the synthetic sweep. Each arm has DIFFERENT distinct runs, which repeat, because generating all 500 would take long."""
+"""Size of the synthetic sweep. Each loss and precision has DIFFERENT distinct runs, repeated because generating 500 is slow."""
 ARMS = [(loss, name) for loss in ("ppo", "gspo", "cispo", "pg", "topr") for name in ("fp32", "fp8_tensor")]
 
 

@@ -1,4 +1,4 @@
-"""Tokens per second of the local engine and of transformers' `generate`, by the same weights and prompts.
+"""Tokens per second of Faultline's local engine and of transformers' `generate`, with the same weights and prompts.
 
 The default run's model samples two batches: the run's own, where samples of a prompt share the work on their common tokens, and
 one sample each of different prompts. In the other cases no two prompts and hardly any two responses are equal, and `generate`

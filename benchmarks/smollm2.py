@@ -1,7 +1,7 @@
 """One RL step of SmolLM2, fp32, against TRL's GRPOTrainer, on 64 responses of 64 tokens each.
 
 Each side trains the same weights in fp32 by GRPO with one optimizer step per batch, in a process of its own, so that neither
-holds the other's memory. No response ends early. TRL trains on its whole batch at once, its default; the run uses micro-batches.
+holds the other's memory. No response ends early. TRL trains on its whole batch at once, by default; Faultline uses micro-batches.
 """
 
 import subprocess

@@ -1,6 +1,6 @@
-"""One RL step in several ways: equal rows computed once, compiled blocks, ZeRO's stages, a mixture of experts.
+"""One RL step in several ways: equal responses computed once, compiled blocks, ZeRO's stages, a mixture of experts.
 
-The trainers of these ways take turns, step by step, from the same start. As the policy learns, more rows become equal.
+The trainers of these ways take turns, step by step, from the same start. As the policy learns, more responses become equal.
 """
 
 import os
@@ -29,7 +29,7 @@ SPANS = {"early": range(3, 13), "around step 30": range(29, 40), "from step 75":
 
 
 def cases() -> Iterator[Case]:
-    """Generate, for each entry of `WAYS`, a case of the first step, which compiles, and one per later span in `SPANS`."""
+    """Generate, for each entry of `WAYS`, a case of the first step, which compiles, and one per span of steps in `SPANS`."""
     with tempfile.TemporaryDirectory() as cache, patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=cache):
         for what, ways in WAYS.items():
             with ExitStack() as stack:
@@ -44,7 +44,7 @@ def cases() -> Iterator[Case]:
 
 
 def _steps(stack: ExitStack, way: str, overrides: tuple[str, ...]) -> Callable[[], object]:
-    """Return a function that trains the next step of a run. With way="every row", rows that equal others are computed too."""
+    """Return a function that trains the next step of a run. With way="every row", repeated responses are computed again."""
     steps = map(stack.enter_context(trainer(*overrides)).step, count(1))
     if way != "every row":
         return partial(next, steps)

@@ -30,7 +30,7 @@ class Corrected(NamedTuple):
     counted: Tensor
 
     def rows(self, index: Tensor | slice) -> Corrected:
-        """The weights and kept tokens of the responses that `index` selects: a tensor of row numbers, or a slice."""
+        """The weights, kept and counted tokens of the responses that `index` selects: a tensor of row numbers, or a slice."""
         return Corrected(*(part[index] for part in self))
 
 
@@ -73,7 +73,7 @@ def bounded_weights(rho: Tensor, weight: Weight) -> Tensor:
 
 
 def token_weights(ratio: Ratio, weight: Weight) -> Tensor:
-    """The bounded weight of each token before division by the mean, [B, T]; 0 off the mask, and 1 on it with apply=false."""
+    """The bounded weight of each token before normalize=batch divides by the mean, [B, T]; 0 off the mask; 1 with apply=false."""
     weights = bounded_weights(raw_weights(ratio, weight), weight) if weight.apply else ratio.l.new_ones(())
     return torch.where(ratio.mask, weights, 0.0)
 
@@ -116,8 +116,9 @@ def passes(name: str, ratio: Ratio, filter_: Reject) -> Tensor:
 def statistic(ratio: Ratio, filter_: Reject) -> Tensor:
     """The values that a filter compares with its bounds: one per token [B, T], or one per response [B, 1].
 
-    statistic=ratio compares ρ = π/μ itself, so that a ratio equal to a bound is kept at every level; other statistics, such as k3
-    and prob_diff, are other distances of π and μ. Ratio and prob_diff stay per token at worst_token, and all do at suffix.
+    statistic=ratio gives ρ = π/μ itself, so that a ratio equal to a bound is kept at every level. Other statistics, such as k3
+    and prob_diff, are other distances of π and μ. level=worst_token gives ratio and prob_diff per token, and the maximum over the
+    response of any other statistic. level=suffix gives every statistic per token.
     """
     return ratio.cached((filter_.statistic, filter_.level), lambda: _statistic(ratio, filter_))
 
@@ -135,7 +136,8 @@ def within(values: Tensor, lower: float | None, upper: float | None) -> Tensor:
 def plugged(ratio: Ratio, spec: Correction) -> Tensor:
     """The tokens that every plug-in filter keeps, [B, T] bool. Plug-ins see the whole batch: their bounds may depend on it.
 
-    Raises ValueError on a parameter of the wrong type, and on a result that is not [B, T] bool. [B] would broadcast if B = T.
+    The mask of a plug-in holds the tokens that the plug-ins before it kept. Raises ValueError on a parameter of the wrong type,
+    and on a result that is not [B, T] bool, because a result [B] would broadcast over the tokens if B = T.
     """
     plugins = {name: filter_ for name, filter_ in spec.reject.items() if isinstance(filter_, Plugin)}
     left = mask = ratio.mask
@@ -164,7 +166,7 @@ def _statistic(ratio: Ratio, filter_: Reject) -> Tensor:
 
 
 def _per_token(ratio: Ratio, name: str) -> Tensor:
-    """A filter's statistic `name` of each token, [B, T]; for mult_error, less 1. Equal policies and padding give 0."""
+    """A filter's statistic `name` of each token, [B, T], less 1 for mult_error, so that equal policies and padding give 0."""
     if name == "k2":
         return ratio.l.square() / 2
     if name == "k3":

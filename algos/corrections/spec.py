@@ -17,7 +17,7 @@ Level = Literal["token", "prefix", "sequence", "geometric", "segment", "segment_
 """Level of the ratio ρ = π/μ. token: of each token. prefix: product over the response up to and with the token. sequence:
 product over the response. geometric: exp of the mean log ratio of the response. segment and segment_geometric: product and
 geometric mean over each segment (turn) of the response. group, for weights only: GEPO's ratio, the geometric mean of π
-over the response's tokens, divided by the expectation of that of μ among the responses to its prompt."""
+over the response's tokens, divided by the expected geometric mean of μ among the responses to its prompt."""
 
 Action = Literal["truncate", "clip", "mask"]
 Statistic = Literal["ratio", "k2", "k3", "prob_diff", "mult_error", "binary_kl"]
@@ -117,7 +117,7 @@ class Reject:
     upper: float | None = None
     """Largest value of the statistic that is kept. null: no bound."""
     when: When = "all"
-    """The tokens that the filter acts on: all, or those with A < 0."""
+    """The tokens that the filter acts on: all, or those with a negative advantage."""
 
     def __post_init__(self) -> None:
         _check_choice("level", self.level, RejectLevel)
@@ -159,9 +159,10 @@ class Plugin:
 
 @dataclass(frozen=True)
 class Correction:
-    """A correction of the mismatch between the trainer's policy (π_old or π_θ) and the sampler's μ: one weight, any filters.
+    """A correction of the mismatch between the trainer's policy (π_old or π_θ) and the sampler's μ: a weight and filters.
 
-    All are computed on the original mask, so the order of filters has no effect. Raises ValueError on a key without effect.
+    The weight and each `Reject` filter are computed on the original mask, so their order has no effect. A `Plugin` filter is
+    computed on the tokens that earlier ones kept. Raises ValueError on a key without effect.
     """
 
     ratio: RatioNumerator = "old"
@@ -169,12 +170,12 @@ class Correction:
     weight: Weight = field(default_factory=Weight)
     """The weight that multiplies the token loss."""
     reject: dict[str, Reject | Plugin] = field(default_factory=dict)
-    """Filters by a name of your choice, as +correction.reject.veto={level: worst_token, lower: 1e-4}."""
+    """Filters by a name of your choice, such as +correction.reject.veto={level: worst_token, lower: 1e-4}."""
     normalize: Normalize = "none"
     """batch: divide the weights by their mean over the global batch. none: use them as they are."""
     denominator: Denominator = "original"
-    """The tokens of a response after a rejection: all of them, or the kept ones. Reductions count these tokens, and
-    gspo, gmpo, luspo, topr, vespo, clip_cov and kl_cov take their means, products and selections over them."""
+    """The tokens of a response that count: all of them (original), or those that no filter rejects (kept). Reductions count these
+    tokens, and gspo, gmpo, luspo, topr, vespo, clip_cov and kl_cov take their means, products and selections over them."""
 
     def __post_init__(self) -> None:
         for key, accepted in {"ratio": RatioNumerator, "normalize": Normalize, "denominator": Denominator}.items():

@@ -10,12 +10,12 @@ from torch import Tensor
 from algos.diagnostics.pairs import LogpPairs, correlation
 
 FLOOR = -20.0
-"""Log-probabilities in nats are raised to at least this, so that a few tiny ones do not decide the correlation."""
+"""Log-probabilities below `FLOOR` nats are raised to it, so that a few tiny ones do not decide a correlation."""
 FITS = 0.5
-"""A response is called shifted if its mean |log μ_t − log π_(t±1)| is below this share of its mean |log μ_t − log π_t|."""
+"""A response is called shifted if its mean |log μ_t − log π_(t±1)| is below `FITS` times its mean |log μ_t − log π_t|."""
 ELSEWHERE = 0.2
-"""A response is called permuted if its mean |log μ − log π| to another row of log π is below this share of that to its own row
-and of that to most other rows. The share is small because among many rows one is near by chance."""
+"""A response is called permuted if its mean |log μ − log π| to another row of log π is below `ELSEWHERE` times that to its own
+row and to most other rows. The factor is small because among many rows one is near by chance."""
 TYPICAL = 0.1
 """Maximum share of the other rows that a permuted response may fit: a response of near-certain tokens fits many by chance."""
 SMALLEST = 0.05
@@ -33,10 +33,10 @@ def alignment(pairs: LogpPairs) -> dict[str, float]:
     to at least −20 nats.
     shifted: share of responses whose mean |log μ_t − log π_(t±1)| is below half of that at t.
     permuted: share of responses whose mean |log μ − log π| to another row of equal length is below a fifth of that to their own
-    row, and below a fifth of that to nine tenths of the other rows.
+    row, and below a fifth of that to nine tenths of the other rows. Shifted responses are left out.
     `shifted` and `permuted` only count responses of eight tokens or more whose mean |log μ − log π| is 0.05 nats or more.
-    Limits: a column shifted by one token has r = 1 with the next or last; responses with equal numbers cannot be told apart and
-    count as unmoved.
+    Limits: a column shifted by one token has r = 1 with the next or previous token; responses with equal numbers cannot be told
+    apart and count as unmoved.
     """
     mask = pairs.mask
     mu, pi = (

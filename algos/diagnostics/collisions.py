@@ -14,7 +14,7 @@ SAME = 1e-4
 MOST = 8
 """Maximum number of later responses to the same prompt with which each response is compared."""
 FEWEST = 20
-"""Minimum number of pairs of responses to one prompt whose tokens at a position are compared, for the position to be shared."""
+"""Minimum number of compared pairs at a position that is called shared because the tokens of all pairs of responses are equal."""
 
 
 def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, float]:
@@ -22,11 +22,11 @@ def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, floa
 
         E[1{x_j = x_i} − μ(x_i) | equal prefixes, x_i] = 0
 
-    because x_j is drawn from the same μ as x_i. This holds whatever π is, so it also sees faults that change log μ and log π
-    alike: log-probabilities from before the temperature or a penalty, tokens drafted by another policy. Only prefixes decide if a
-    position counts, so the sum of the differences over positions is a martingale.
-    found, expected: share f of agreements, and mean e of μ(x_i), over n pairs of compared tokens. z: the smaller of two normal
-    deviates, that of f − e clustered over prompts and that of the null hypothesis itself,
+    because x_j is drawn from the same μ as x_i. The equation holds whatever π is, so the test also sees faults that change
+    log μ and log π alike: log-probabilities from before the temperature or a penalty, tokens drafted by another policy. Only
+    prefixes decide if a position counts, so the sum of the differences over positions is a martingale.
+    found, expected: share f of agreements, and mean e of μ(x_i), over n pairs of compared tokens. z: the smaller in absolute
+    value of two normal deviates, that of f − e clustered over prompts and that of the null hypothesis itself,
 
         z = ±√(2n·KL(f‖e)),   KL(f‖e) = f·log(f/e) + (1 − f)·log((1 − f)/(1 − e))
 
@@ -34,7 +34,7 @@ def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, floa
     clustered error alone is too small if agreements are rare: with none it is only the spread of e. Where z < 0 the tokens
     vary more than μ says. shared: number of leading positions at which every pair agrees. shared_odds: the share of pairs that
     should agree at all of them. Prompt tokens that the mask counts as response agree in every pair, however improbable.
-    tokens: [B, T] ids; without them, tokens with log π within `SAME` count as equal. NaN if no prompt has two responses.
+    tokens: [B, T] ids; without them, tokens with log π within 1e-4 nats count as equal. NaN if no prompt has two responses.
     """
     nothing = {name: math.nan for name in ("found", "expected", "z")} | {"shared": 0.0, "shared_odds": 1.0}
     nothing = {f"collisions/{name}": value for name, value in nothing.items()}

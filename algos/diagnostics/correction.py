@@ -43,7 +43,7 @@ def finish_diagnostics(rows: Rows, spec: Correction) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def correction_rows(ratio: Ratio, spec: Correction) -> Rows:
-    """Rows of the mismatch, the weight and the statistic of each filter but plug-ins: name -> one number per response, [B]."""
+    """Sums and extremes per response of log π − log μ, the weight and each filter's statistic, without plug-ins: name -> [B]."""
 
     def rows(part: Ratio) -> Rows:
         return ratio_rows(part) | _weights(part, spec) | _filters(part, spec)
@@ -129,11 +129,12 @@ def finish_weights(rows: Rows, spec: Correction) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def finish_filters(rows: Rows, spec: Correction) -> dict[str, Tensor]:
-    """Summary of each filter's statistic, named as verl's rollout_rs_<name>_*; for statistic=ratio of ρ (verl's k1: −log ρ).
+    """Summary of each filter's statistic, named as verl's rollout_rs_<name>_*.
 
+    A filter of statistic=ratio is summarised by ρ, and verl's k1 by −log ρ.
     mean, std, max, min: over tokens. fraction_high/low: share of tokens beyond the bounds, whether or not `when` exempts them.
     seq_{mean,std,max,min,max_deviation,fraction_high,fraction_low}: the same over the mean of the statistic in each response.
-    masked_fraction: share of tokens that this filter alone rejects. seq_masked_fraction: share of responses with such a token.
+    masked_fraction: share of tokens that the filter rejects, whatever others do; seq_masked_fraction: of responses with one.
     """
     filters = _rejects(spec)
     spreads = _finish(rows, {f"reject.{name}": (*_bounds(filter_), _centre(filter_)) for name, filter_ in filters.items()})
@@ -165,12 +166,12 @@ def _bounds(filter_: Reject) -> tuple[float, float]:
 
 
 def _centre(filter_: Reject) -> float:
-    """The value of a filter's statistic when trainer and sampler agree, π = μ: 1 for ratios, 0 for all others."""
+    """The value of a filter's statistic when trainer and sampler agree, π = μ: 1 for ratio and mult_error, 0 for all others."""
     return 1.0 if filter_.statistic in ("ratio", "mult_error") else 0.0
 
 
 def _weights(ratio: Ratio, spec: Correction) -> Rows:
-    """Rows of the weight before its bounds (raw) and after them (applied), neither divided by a mean; one number per response."""
+    """Sums and extremes per response, [B], of the weight before its bounds (raw) and after (applied), not divided by a mean."""
     if spec.weight.level is None:
         return {}
     raw = raw_weights(ratio, spec.weight)

@@ -10,17 +10,17 @@ from torch import Tensor
 from algos.diagnostics.pairs import LogpPairs, Mean, clustered_mean
 
 STRATA = 20
-"""Number of bins of log μ, each with equally many tokens, whose mean log π − log μ is subtracted."""
+"""Number of bins of log μ with equally many tokens each. From a token's log π − log μ the mean of its bin is subtracted."""
 
 
 def drift(pairs: LogpPairs) -> dict[str, float]:
     """Correlation of a response's mean l = log π − log μ with its mean advantage, and its normal deviate, clustered over prompts.
 
-    An update raises log π of responses with positive advantages, and of similar ones in the next batch. A trainer that is updates
-    ahead of the sampler therefore has a positive covariance. Rounding does not depend on the reward, but both may depend on how
-    likely a token is. So `correlation` and `z` first subtract the mean l of tokens with similar log μ, in `STRATA` equal bins;
-    `plain` and `plain_z` do not. An update that sharpens the policy shows only in `plain`, where four-bit weights may show too.
-    Limits: NaN without advantages or where they do not vary; blind where the update did not generalise to this batch.
+    An update raises log π of responses with positive advantages, and of similar ones in the next batch. A trainer that is some
+    updates ahead of the sampler therefore has a positive covariance. Rounding does not depend on the reward, but both may depend
+    on how likely a token is. So `correlation` and `z` first subtract the mean l of tokens with similar log μ, in `STRATA` equal
+    bins; `plain` and `plain_z` do not. An update that sharpens the policy shows only in `plain`, where four-bit weights may show
+    too. Limits: NaN without advantages or where they do not vary; blind where the update did not generalise to this batch.
     """
     found = {"drift/correlation": math.nan, "drift/z": math.nan, "drift/plain": math.nan, "drift/plain_z": math.nan}
     if pairs.batch.advantages is None or not len(pairs):

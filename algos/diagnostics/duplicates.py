@@ -43,7 +43,10 @@ def duplicates(pairs: LogpPairs) -> dict[str, float]:
 
 
 def _joined(prompt: Tensor, opening: Tensor) -> Tensor:
-    """Number the classes of responses linked by an equal prompt or `opening`, [n]: the least label spreads until none changes."""
+    """Number the classes of responses, [n], that an equal prompt or an equal pair (log μ, log π) of the first token links.
+
+    opening: number of the first token's pair, [n]. The smallest label of a class spreads until no label changes.
+    """
     label = prompt.unique(return_inverse=True)[1]
     while True:
         before = label

@@ -6,7 +6,7 @@ Here ρ = π/μ of the sampled token. The identity holds for every prefix, so al
 weights, whatever the precision, the staleness and the size of the mismatch. Source: the law of change of measure. It fails where
 another policy sampled the tokens, and where log π or log μ is not what it is said to be. It also fails where the sampler left out
 tokens: the mean is then the mass it kept, see `support`.
-Limits: a large ratio so rare that the batch lacks it pulls the mean and its error down, more so the larger K3 = E[ρ − 1 − log ρ].
+Limits: the lack of large, rare ratios in a batch lowers the mean and its error, more so the larger K3 = E[ρ − 1 − log ρ] is.
 A batch that was filtered by its responses (truncated, overlong, duplicates dropped) breaks the identity without a fault.
 """
 

@@ -58,7 +58,7 @@ def finish_mismatch(rows: Rows) -> dict[str, Tensor]:
     ratio_mean and ratio_std of ρ; ratio_max = max(1, max ρ) and ratio_min = min(1, min ρ); pareto_k: tail shape k̂ of ρ_i.
     ppl_ratio = E_i e^−l̄_i; log_ppl_diff = E_i[−l̄_i]; training_ppl = E_i e^−mean(log π); rollout_ppl = E_i e^−mean(log μ).
     log_ratio_max_abs = max |l|; beyond_bound: share of tokens with |l| > 20.
-    The names under rollout_corr/ are verl's. verl's formulas are used without their clamps, their 1e-8 and their empty rows.
+    The names under rollout_corr/ are verl's. Its formulas are used without its clamps and its 1e-8, on responses with tokens.
     """
     n, tokens = rows["n"], rows["n"].sum().clamp(min=1)
     present = n > 0

@@ -13,15 +13,15 @@ from algos.batch import Batch
 from algos.ratios import log_ratio
 
 FARTHEST = 50.0
-"""Log ratios in nats are clamped to ± this, because e⁵⁰ can be squared and summed in fp64."""
+"""Bound in nats to which |log ρ| of a ratio ρ is clamped, because e⁵⁰ can be squared and summed in fp64."""
 
 
 FEWEST = 4
-"""Minimum number of clusters (prompts, or responses without prompts) for a standard error."""
+"""Minimum number of clusters (prompts, or responses if the batch has no prompt numbers) for a standard error of a mean."""
 
 
 class Mean(NamedTuple):
-    """A mean (NaN of no values), its clustered standard error (NaN with fewer than `FEWEST` clusters), number of clusters."""
+    """A mean (NaN of no values), its clustered standard error (NaN below `FEWEST` clusters), and the number of clusters."""
 
     mean: float
     error: float

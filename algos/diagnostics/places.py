@@ -1,4 +1,4 @@
-"""Locates the mismatch of trainer and sampler in responses, in logits, where certain tokens count as much as doubtful ones."""
+"""Locates where in responses trainer and sampler differ, by their logits, in which likely tokens count as much as others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from algos.diagnostics.pairs import LogpPairs, Mean, normal
 
 CERTAIN = 1e-4
-"""A token is left out if both π and μ give it a probability above 1 minus this: fp32 then says nothing about its logit."""
+"""A token counts only if π or μ gives it a probability below 1 − `CERTAIN`: nearer to 1, fp32 says nothing about its logit."""
 LARGEST = 25.0
 """Upper bound of a token's (logit π − logit μ)² in square nats, so that no single token dominates a mean."""
 HEAD = 4
@@ -62,7 +62,11 @@ def _difference(a: Mean, b: Mean) -> float:
 
 
 def _onset(pairs: LogpPairs, square: Tensor, doubtful: Tensor) -> tuple[float, float, float, float]:
-    """(mean d² before, mean d² after, position, z) of the position with the largest |z|; NaN if none has tokens on both sides."""
+    """(mean before, mean after, position, z) of the position with the largest |z|; NaN if none has tokens on both sides.
+
+    square: (logit π − logit μ)² of each token, whose mean over the `doubtful` ones is compared before and from a position on. z:
+    normal deviate of the difference of the two means.
+    """
     best = (math.nan, math.nan, math.nan, math.nan)
     place, longest = 1, int(pairs.place.max()) if len(pairs) else 0
     while place <= longest:

@@ -30,7 +30,10 @@ def position_rows(batch: Batch, policy: Tensor | None = None) -> Rows:
 
 @torch.no_grad()
 def finish_positions(rows: Rows) -> dict[str, Tensor]:
-    """The mean −l and k3 per bin of positions, and k3 per bin of lengths; a bin is named by its last number, NaN if empty."""
+    """K1 = E[log μ − log π] and K3 per bin of token positions, and K3 per bin of response lengths, in nats per token.
+
+    A name ends with the last position or length of its bin. An empty bin gives NaN.
+    """
     position, length = by_position(rows), by_length(rows)
     out = {}
     for b in range(BINS):
@@ -42,7 +45,7 @@ def finish_positions(rows: Rows) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def by_position(rows: Rows) -> dict[str, Tensor]:
-    """Number of tokens, kl = E[−l] and k3 (nats per token) of the whole batch per bin of positions, [BINS]; 0 in an empty bin."""
+    """Number of tokens, kl = E[log μ − log π] and k3 in nats of a batch per bin of positions, [BINS]; 0 in an empty bin."""
     tokens = rows["tokens"].sum(0)
     n = tokens.clamp(min=1)
     return {"tokens": tokens, "kl": -rows["l"].sum(0) / n, "k3": rows["k3"].sum(0) / n}
@@ -50,7 +53,7 @@ def by_position(rows: Rows) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def by_length(rows: Rows) -> dict[str, Tensor]:
-    """Number of responses, mean Σ l per response and mean k3 per token, both in nats, per bin of response lengths, [BINS]."""
+    """Number of responses, mean Σ(log π − log μ) of a response and mean k3 of a token, in nats, per bin of lengths, [BINS]."""
     length = rows["tokens"].sum(-1)
     bins, present = bin_of(length.clamp(min=1).long()), length > 0
     zero = length.new_zeros(BINS)

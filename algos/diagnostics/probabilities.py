@@ -16,7 +16,7 @@ SHARES_ABOVE = (1.1, 2.0, 10.0)
 """Thresholds r: the share of tokens with max(ρ, 1/ρ) > r, ρ = π/μ, is reported; r = 2 gives F(τ) of R3, arXiv 2510.11370."""
 
 ROUNDING = 1e-12
-"""A variance E[x²] − E[x]² of probabilities x below this share of E[x²] counts as 0, because fp64 sums round."""
+"""A variance E[x²] − E[x]² of probabilities x below `ROUNDING`·E[x²] counts as 0, because fp64 sums round."""
 
 SUMMED = ("p", "q", "pp", "qq", "pq", "diff", "diff_sq", "mult_error", "reverse", "js")
 

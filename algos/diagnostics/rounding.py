@@ -16,16 +16,16 @@ K3 = {
     "nvfp4": 0.27,
 }
 """Precision of the sampler -> the largest K3 of SmolLM2-135M under it against an fp32 trainer, in nats per token. Source: the
-dumps of experiments/study/smollm2, by the local engine and by vLLM. mxfp8 and the block formats take the value of the other 8-bit
-formats, and fp32 that of another order of summation. fp8_cache is BF16 with keys and values in e4m3. Rounding causes less K3 in
-larger models."""
+batches logged in experiments/study/smollm2, by the local engine and vLLM. mxfp8 and the block formats take the value of the other
+8-bit formats, and fp32 that of another order of summation. fp8_cache is BF16 with keys and values in e4m3. Rounding causes less
+K3 in larger models."""
 
 EXCESS = 4.0
 """Largest K3 attributed to rounding, as a multiple of the K3 that was measured for the sampler's precision."""
 
 EXCESS_OF_BASELINE = 3.0
-"""Largest K3 attributed to rounding, as a multiple of the K3 of a dump that the same model wrote without a fault. In 25 steps of
-training, K3 rose to at most 2.1 times that of the first step, at known precisions of dense models."""
+"""Largest K3 attributed to rounding, as a multiple of the K3 of a batch that the same model logged without a fault. In 25 steps
+of training, K3 rose to at most 2.1 times that of the first step, at known precisions of dense models."""
 
 COARSEST = 1.0
 """Largest K3 attributed to rounding when the sampler's precision is not known: about 4 times that of 4-bit weights."""
@@ -34,8 +34,9 @@ COARSEST = 1.0
 def most(usual: str | float | None) -> float:
     """The largest K3 that rounding explains, in nats per token.
 
-    usual: the sampler's precision, by name; or the K3 of a dump that the same model wrote without a fault in this precision,
-    which replaces the measured table, though the result is never below that for fp32. `COARSEST` for None or an unmeasured name.
+    usual: the name of the sampler's precision, whose K3 was measured on SmolLM2; or the K3 of a batch that the same model
+    logged in that precision without a fault. The result is never below that for fp32. None or an unmeasured name gives
+    `COARSEST`.
     """
     if isinstance(usual, int | float):
         return max(EXCESS_OF_BASELINE * usual, EXCESS * K3["fp32"])

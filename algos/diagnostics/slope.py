@@ -9,7 +9,7 @@ from torch import Tensor
 from algos.diagnostics.pairs import LogpPairs, clustered_mean, logit
 
 SATURATED = 9.0
-"""Tokens with a larger |log p − log(1 − p)| are left out: from p = 0.9999 on, fp32 rounding of 1 − p moves this logit."""
+"""Maximum |log p − log(1 − p)| of a token in the regression: from p = 0.9999 on, fp32 rounding of 1 − p moves this logit."""
 
 
 def slope(pairs: LogpPairs) -> dict[str, float]:
@@ -20,7 +20,7 @@ def slope(pairs: LogpPairs) -> dict[str, float]:
     of two tokens, where log-softmax(z/T) has logit z/T; for more tokens nearly so. Rounding moves all logits alike and leaves b
     near 1: below it by about (variance of the rounding)/(variance of logit μ).
     temperature_explained: the share of the variance of logit π − logit μ that this line explains.
-    temperature_drop: relative difference of the mean surprise, E[−log π]/E[−log μ] − 1: that of the entropies up to sampling.
+    temperature_drop: relative difference of the mean surprise, E[−log π]/E[−log μ] − 1, an estimate of KL(μ‖π)/H(μ).
     base: b of log π = b·log μ by least squares. base_left: the share of E[(log π − log μ)²] that this line leaves, 1 for b = 1.
     It is near 0 when log π or log μ is in another base; b is then ln 2 = 0.693, ln 10 = 2.303 or an inverse of these.
     """

@@ -14,7 +14,8 @@ def support(pairs: LogpPairs) -> dict[str, float]:
     mass that was kept: at least p for top-p sampling.
     above: share of tokens with ρ > 1. one_sided = 1 − E[(ρ−1)+]/E[(1−ρ)+]: 1 where no ratio is above 1, and 0 where E[ρ] = 1.
     certain: share of tokens with μ = 1 exactly and π below 0.999, where S is a single token. certain_mass: mean π of these
-    tokens, 1 without one. lowest: the 1 % quantile of ρ, near the p of top-p sampling when nothing else differs.
+    tokens, 1 without one. lowest: the 1 % quantile of ρ, near the p of top-p sampling when nothing else differs;
+    1 for more than 10⁷ tokens.
     """
     off = torch.expm1(pairs.l)
     gain, loss = float(off.clamp(min=0).sum()), float((-off).clamp(min=0).sum())

@@ -21,8 +21,8 @@ def surprise(pairs: LogpPairs, entropy: Tensor | None = None) -> dict[str, float
 
         z = Σ s/√(Σ s²)
 
-    If μ sampled, the s of a response are martingale differences of mean 0. So Σ s² estimates the variance of Σ s, whatever
-    prompts share. Under another sampler the s of a prompt are alike, and an error clustered over prompts would be too large.
+    If μ sampled, the s of a response are martingale differences of mean 0. So Σ s² estimates the variance of Σ s, even where
+    responses share a prompt. Under another sampler the s of a prompt are alike, and a clustered error would be too large.
     entropy: H(π_old) [B, T] in nats, by the pass that gave logp_old. excess: the mean of s, positive where the tokens are rarer
     than the policy says. expected: the mean H. NaN without entropies.
     Limits: a sampler that cuts tokens away (top-p) or a filter on responses also gives a mean other than 0, as it gives

@@ -68,8 +68,8 @@ def values(pairs: LogpPairs) -> dict[str, float]:
 def fill(column: Tensor, other: Tensor, left: Tensor) -> Fill:
     """The most frequent value of `column` [n], log μ or log π, that is no log-probability; NaN with shares of 0 if none.
 
-    A value counts if it is a whole number or below `FLOOR`, and if the numbers in `other` [n], log π or log μ, at its tokens are
-    mostly distinct and far from it. Equal contexts repeat a number in both, and a certain token has 0 in both. left [n]: number
+    A value counts if it is a whole number or below −15 nats. The numbers in `other` [n], log π or log μ, must be mostly distinct
+    at its tokens and far from it. Equal contexts repeat a number in both, and a certain token has 0 in both. left [n]: number
     of the response's tokens after each token.
     """
     unique, counts = column[(column % 1 == 0) | (column < FLOOR)].unique(return_counts=True)

@@ -19,11 +19,11 @@ QUESTIONS: dict[Question, str] = {
 }
 
 SURE = 4.0
-"""Number of normal deviates that shows a fault. Its probability by chance is 6e-5; 265 dumps without a fault had at most 3.9."""
+"""Number of normal deviates that shows a fault: its probability by chance is 6e-5. 265 batches without a fault had up to 3.9."""
 SIZE = 0.004
 """Minimum |E[ρ] − 1|, ρ = π/μ, for a broken identity E[ρ] = 1: with few prompts a smaller deviation occurs without a fault."""
 LEANING = 2.5
-"""Maximum number of normal deviates of E[ρ] from 1 up to which μ may have sampled; see `sampled`."""
+"""Maximum number of normal deviates of E[π/μ] from 1 at which the tokens may have been sampled from μ; used by `sampled`."""
 OFF = 0.05
 """Minimum |b − 1|, b the slope of logit π on logit μ, that shows another temperature; 0.043 was the maximum without a fault."""
 
@@ -61,10 +61,10 @@ def broken(s: Statistics) -> float | None:
 
 
 def sampled(s: Statistics) -> bool:
-    """Whether π and μ look like two policies of which μ sampled: E[π/μ] is 1 within `LEANING`, K1 = KL(μ‖π) is clearly above 0.
+    """Whether π and μ look like two policies of which μ sampled: E[π/μ] is near 1, and K1 = E[log μ − log π] clearly above 0.
 
-    A trainer that does not see the prompt changes log-probabilities as permuted rows or a wrong end token do, but so that this
-    holds. Permuted rows have a K1 near 0, and wrong end tokens move E[π/μ].
+    Both hold for a trainer that does not see the prompt, which otherwise looks like permuted rows or a wrong end token. Permuted
+    rows have a K1 near 0, and a wrong end token moves E[π/μ] by more than `LEANING` normal deviates.
     """
     return max(abs(s["identity/z"]), abs(s["identity/drawn_z"])) < LEANING and s["identity/k1_z"] > SURE
 

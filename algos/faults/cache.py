@@ -4,11 +4,11 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, SKYRL, VERL, VLLM, Fault, beyond, ratio
 
 TIMES = 4.0
-"""Quotient of mean (logit π − logit μ)² from the onset on and before it, from which on it shows the fault. Without a fault, 3.8
-was the maximum of dense models, and 10 that of a mixture of experts, with a z of 3.7."""
+"""Minimum quotient of the mean (logit π − logit μ)² after and before the position of its largest change, for the fault. Without a
+fault, dense models had at most 3.8, and a mixture of experts 10, but with a normal deviate of only 3.7."""
 SURE = 5.0
 PLACE = 4
-"""Minimum number of tokens before the onset of the fault, because the first tokens of a response may be easy to predict."""
+"""Minimum number of a response's tokens before the fault begins, because the first tokens may be easy to predict."""
 
 
 def _signature(s: Statistics) -> float | None:

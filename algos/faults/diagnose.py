@@ -19,10 +19,13 @@ UNKNOWN = "not explained by rounding"
 class Diagnosis(NamedTuple):
     """A diagnosis of the log-probabilities of a batch.
 
-    kind: consistent (rounding explains the mismatch), fault (a named one), or unknown (no fault's signature fits, nor does
-    rounding). fault: name of the fault, or of a note with kind consistent. question: a key of `base.QUESTIONS`. evidence: a
-    sentence. check: program -> where to look in it. strength: how far the statistics are beyond the fault's thresholds, ≥ 1, or 0
-    without a fault. power: the smallest |E[π/μ] − 1| that this batch could reveal.
+    kind: consistent (rounding explains the difference of π and μ), fault (a known fault does), or unknown (neither does).
+    fault: name of the fault; with kind=consistent, name of a harmless cause such as routing, or None. question: "a" (the logged
+    numbers are not the sampler's), "b" (they are, but differ from the trainer's by more than rounding), "c" (rounding), or None.
+    evidence: a sentence with the numbers that decide. check: name of a program such as vLLM -> where to look for the cause in it.
+    severity: critical (nothing learned from the batch is right), high (biased), note (harmless), or None. strength: how far the
+    statistics are beyond their thresholds, ≥ 1, or 0 when nothing was found. statistics: name -> value, all that were computed.
+    power: the smallest |E[π/μ] − 1| that the batch could reveal.
     """
 
     kind: Literal["consistent", "fault", "unknown"]
@@ -50,10 +53,10 @@ def diagnose(
 ) -> Diagnosis:
     """The diagnosis of a batch's log-probabilities: the first fault that fits, faults of the sampler's numbers before others.
 
-    usual: the sampler's precision, a key of `rounding.K3`, or the K3 of a dump that the same model wrote without a fault; without
-    it K3 is compared with the coarsest format's. lag [B, T]: number of versions by which each token's
-    weights are known to be old, which is no fault. tokens [B, T]: ids, which identify repeated samples exactly. entropy [B, T]:
-    H(π_old) of each token in nats, which reveals another sampler's tokens. Raises ValueError without `logp_old`.
+    usual: the sampler's precision, a key of `rounding.K3`, or the K3 of a batch that the same model logged without a fault.
+    Without it K3 may be as large as in the coarsest format. lag [B, T]: number of versions by which each token's weights are
+    known to be old, which is no fault. tokens [B, T]: ids, which identify repeated samples exactly. entropy [B, T]: H(π_old) of
+    each token in nats, which reveals another sampler's tokens. Raises ValueError without `logp_old`.
     """
     found = statistics(batch, tokens, entropy)
     found["size/k3_most"] = rounding.most(usual)
@@ -87,7 +90,7 @@ def judge(found: Statistics) -> Diagnosis:
 
 
 def _unexplained(found: Statistics) -> tuple[str, str] | None:
-    """("a": not the sampler's numbers, or "b": K3 beyond rounding; evidence in words); None if rounding explains all."""
+    """The sign of a fault, with evidence in words: ("a", …) if E[π/μ] ≠ 1, ("b", …) if K3 exceeds rounding, None if neither."""
     if broken(found):
         cause = f"{QUESTIONS['a']}, or responses were filtered out of the batch"
         return "a", f"{UNKNOWN}: the mean ratio is {found['identity/mean']:.4f} (z {found['identity/z']:.1f}) and not 1; {cause}"

@@ -4,9 +4,9 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import SURE, Fault, beyond
 
 TIMES, FEWEST = 1.35, 10.0
-"""Number of equal pairs that shows the fault: TIMES the expected number plus FEWEST. Without it 1.1 times was the most."""
+"""TIMES the expected number of pairs of equal responses, plus FEWEST, shows the fault. Without it, at most 1.1 times occurred."""
 MANY = 3.0
-"""Multiple of the expected number of equal pairs that shows the fault if there are too few prompts for a standard error."""
+"""Multiple of the expected number of pairs of equal responses that, plus FEWEST, shows the fault even if no error is known."""
 SHARE = 0.03
 """Minimum share of responses that repeat an earlier one, for the fault to be reported."""
 

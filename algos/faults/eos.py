@@ -4,9 +4,10 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import SKYRL, SURE, TRL, VERL, Fault, beyond, ratio, sampled
 
 TIMES = 3.0
-"""Quotient of the mean |log π − log μ| of last tokens and of all others that shows the fault; 2.2 was the most without."""
+"""Minimum quotient of the mean |log π − log μ| of responses' last tokens and of others, for the fault; at most 2.2 without it."""
 NATS = 0.4
-"""Mean |log π − log μ| of last tokens, in nats, that shows the fault; 0.29 was the most without, at eight bits or more."""
+"""Minimum mean |log π − log μ| of the last tokens of responses, in nats, for the fault to be reported. Without the fault it was
+at most 0.29 where the sampler computed with eight bits or more."""
 
 
 def _signature(s: Statistics) -> float | None:

@@ -4,7 +4,7 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import SKYRL, VERL, VLLM, Fault
 
 FEWEST = 3
-"""Minimum number of tokens that hold the fill value for the fault to be reported."""
+"""Minimum number of tokens that hold one value that is no log-probability, such as −9999, for the fault to be reported."""
 
 
 def _side(s: Statistics) -> str | None:

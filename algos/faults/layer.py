@@ -5,8 +5,8 @@ from algos.faults.base import SKYRL, VERL, VLLM, Fault, beyond, excess, ratio
 
 FLAT = 3.0
 KURTOSIS = 20.0
-"""Maxima for the fault. FLAT: quotient of the mismatch at first and at later tokens, either way. KURTOSIS: that of logit π −
-logit μ; above it a few tokens carry the mismatch."""
+"""Maxima for the fault. FLAT: quotient of the mean (logit π − logit μ)² of the first four and of later tokens, and its inverse.
+KURTOSIS: kurtosis of logit π − logit μ; above it a few tokens carry the mismatch."""
 
 
 def _signature(s: Statistics) -> float | None:

@@ -4,12 +4,12 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import SKYRL, TRL, VERL, Fault, beyond
 
 SHARE = 0.005
-"""Minimum share of tokens in constant runs at an end of responses that shows the fault; without a fault it was always 0."""
+"""Minimum share of tokens in runs of one pair (log μ, log π) at an end of responses, for the fault; sound batches had 0."""
 INSIDE = 0.05
-"""If the constant of the runs makes up this share of the tokens outside the runs, or more, the runs are no evidence."""
+"""Minimum share of tokens outside constant runs with their pair (log μ, log π) at which the runs are no sign of the fault."""
 
 ODDS = 0.1
-"""Leading tokens that all samples of a prompt share are prompt tokens if sampling gives this with a lower probability."""
+"""Leading tokens that all samples of a prompt share are prompt tokens if two samples agree on them with a lower probability."""
 
 
 def _signature(s: Statistics) -> float | None:

@@ -4,7 +4,7 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import OFF, PRIME, SIZE, SKYRL, SURE, TRL, VERL, VLLM, VLLM_MODE, Fault, beyond
 
 EXPLAINED = 0.2
-"""Share of the variance of logit π − logit μ that the regression of logit π on logit μ must explain for the fault."""
+"""Minimum share of the variance of logit π − logit μ that the regression of logit π on logit μ must explain for the fault."""
 
 
 def _signature(s: Statistics) -> float | None:

@@ -1,12 +1,13 @@
-"""Note `routing`: a few tokens carry the mismatch, because sampler and trainer choose different experts."""
+"""Note `routing`, which is no fault: a few tokens carry the mismatch, because sampler and trainer choose different experts."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, SKYRL, VERL, VLLM, Fault, beyond
 
 KURTOSIS = 30.0
-"""Kurtosis of logit π − logit μ that the note needs. It was at most 30 for most dense models, and 36 or more for mixtures."""
+"""Minimum kurtosis of logit π − logit μ for `routing` to be reported. Most dense models had at most 30, and
+mixtures of experts had 36 or more."""
 SHARE = 0.5
-"""Minimum share of the batch's K3 that is due to the 1 % of its tokens with the largest K3, for the note to be reported."""
+"""Minimum share of the batch's K3 that is due to the 1 % of its tokens with the largest K3, for `routing` to be reported."""
 
 
 def _signature(s: Statistics) -> float | None:

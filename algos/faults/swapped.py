@@ -4,10 +4,10 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import Fault, beyond
 
 SURE = 4.5
-"""Minimum number of normal deviates of E[π/μ] above 1 that shows the fault; 3.9 was the maximum without a fault."""
+"""Minimum number of normal deviates by which E[π/μ] exceeds 1, for the fault; 3.9 was the maximum without a fault."""
 LIKELIHOOD = 12.7
-"""Σ(log π − log μ) over the batch, in nats, that shows the fault if `SURE` is not reached. Without it the probability is at most
-e^-12.7 = 3e-6, that of 4.5 deviates, however heavy the tails are."""
+"""Minimum Σ(log π − log μ) over the batch's tokens, in nats, for the fault if E[π/μ] is not `SURE` deviates above 1. If μ sampled
+the tokens, the sum reaches 12.7 with probability e^-12.7 = 3e-6 at most, that of 4.5 deviates, however heavy the tails are."""
 CHI2 = 0.8
 """Minimum of (E[π/μ] − 1)/K3 for the fault: if log μ and log π are exchanged, E[π/μ] − 1 is χ², about 2·K3."""
 EXACT = 3.0

@@ -4,7 +4,7 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, SIZE, SKYRL, SURE, TRL, VERL, VLLM, Fault, beyond
 
 ONE_SIDED = 0.15
-"""Minimum of 1 − E[(ρ−1)+]/E[(1−ρ)+], ρ = π/μ, from which on a mean ratio below 1 is put down to truncation.
+"""Minimum of 1 − E[(ρ−1)+]/E[(1−ρ)+], ρ = π/μ, at which a mean ratio below 1 is attributed to truncation.
 It is the share of E[(1−ρ)+] that ratios above 1 do not offset: 1 if the sampler is truncated and nothing else differs."""
 
 

@@ -32,7 +32,7 @@ def covariance(logp: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
 
 @torch.no_grad()
 def select_band(logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, share: float, lower: float, upper: float, **_):
-    """Select a `share` of all tokens (at least one) among those with lower < covariance < upper, by a hash of their numbers."""
+    """Select a `share` of all tokens (at least one) from those with lower < covariance < upper, by a hash of log π_prox and A."""
     if not lower < upper:
         raise ValueError(f"loss.lower={lower}: must be a covariance below loss.upper={upper}")
     cov = covariance(logp_prox, advantages, mask)

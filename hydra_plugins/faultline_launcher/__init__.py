@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sweeps.ledger import Sweep
 
 COMMON = {"retry_failed": False, "extend": False}
-"""Config keys of both launchers. retry_failed: rerun runs that their own error ended. extend: allow new runs in an old sweep."""
+"""Config keys of both launchers. retry_failed: rerun runs that ended by their own error. extend: add runs to an old sweep."""
 
 store = partial(ConfigStore.instance().store, provider="faultline")
 store(group="hydra/sweeper", name="grid", node=BasicSweeperConf(_target_="hydra_plugins.faultline_launcher.Grid"))
