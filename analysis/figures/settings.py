@@ -49,7 +49,7 @@ def lead_times(results: Results) -> Figure | str:
 
 
 def bounds(results: Results) -> Figure | str:
-    """Heat maps of collapses and last reward. Rows: correction and its precision, loss, setting. Columns: upper weight bound."""
+    """Heat maps of collapses and last reward. Rows: correction, precision, loss and setting. Columns: upper bound of weights."""
     bounds_of = {run: values.get(BOUND) for run, values in results.flat.items()}
     upper = pd.Series(bounds_of, dtype=float).dropna()
     runs = results.runs_but([BOUND])
@@ -76,7 +76,7 @@ def bounds(results: Results) -> Figure | str:
 
 
 def frontier(results: Results) -> Figure | str:
-    """Heat maps of uncorrected runs: shares that collapsed and that reached the reward HEALTHY, a column per learning rate."""
+    """Heat maps of uncorrected runs: shares that collapsed, that reached held-out reward 0.95; a column per learning rate."""
     rate = pd.Series({run: config["actor"]["lr"] for run, config in results.configs.items()})
     runs = results.runs_but([RATE])
     plain = runs[runs.correction == "none"]

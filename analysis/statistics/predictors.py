@@ -110,7 +110,7 @@ def _at(signal: Signal, steps: np.ndarray) -> np.ndarray:
 def best_threshold(runs: pd.DataFrame, by_run: dict[str, Signal]) -> float:
     """The threshold with the largest share of detected collapses minus that of false alarms; NaN without both kinds of runs.
 
-    It lies halfway between the levels that runs reached on either side. Among equally good thresholds it is the middle one.
+    It lies halfway between two neighbouring levels that runs reached. Among equally good thresholds it is the middle one.
     """
     return _threshold(reached(runs, by_run), runs.event.to_numpy(bool))
 
@@ -181,7 +181,7 @@ def evaluate(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _left_out(runs: pd.DataFrame, by_run: dict[str, Signal]) -> tuple[np.ndarray, np.ndarray]:
-    """(lead in steps of each collapsed run, or NaN; whether each other run had a false alarm), by thresholds of other seeds."""
+    """(lead in steps of each collapsed run, or NaN; whether each other run had a false alarm); thresholds by other seeds."""
     lead, false = [], []
     levels, event = reached(runs, by_run), runs.event.to_numpy(bool)
     for seed, mine in runs.groupby("seed", sort=False):
