@@ -81,7 +81,7 @@ def _seeds(runs: pd.DataFrame) -> list[str]:
 
 
 def _metrics(runs: pd.DataFrame, recorded: dict[str, set[str]]) -> list[str]:
-    """A sentence per run that lacks metrics of runs that differ only in seed. Runs without any metrics are skipped."""
+    """A sentence per run that lacks a metric which another seed of its setting recorded. Runs without any metric are skipped."""
     sentences = []
     for arm, group in runs.groupby("arm", sort=False):
         names = {run: recorded[run] - OCCASIONAL for run in group.index if recorded[run]}

@@ -78,7 +78,7 @@ def shade(colour: str, place: int) -> str:
 
 
 def readable(colour: str) -> str:
-    """The colour, darkened if text in it would be too pale on white. `dark` of it is legible as text on a dark background."""
+    """The colour, darkened if text in it would be too pale on white. Its variant by `dark` is legible on a dark background."""
     return _moved(colour, min(_oklab(colour)[0], READABLE))
 
 

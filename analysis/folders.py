@@ -1,4 +1,4 @@
-"""Reading the runs of a sweep from their folders, as records and tables of metrics; damage is noted, not fatal."""
+"""Reading the runs of a sweep from their folders, as records and tables of metrics. Records note any damage."""
 
 from __future__ import annotations
 

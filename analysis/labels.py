@@ -1,4 +1,4 @@
-"""Labels under which reports and figures show columns, metrics, arms and precisions."""
+"""Labels under which reports and figures show columns, metrics, settings and precisions."""
 
 from __future__ import annotations
 

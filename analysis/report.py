@@ -172,7 +172,7 @@ def _page(results: Results, answer: list[str], figures: list[Section], sections:
 
 
 def _runs(results: Results, out: Path) -> dict[str, dict[str, Any]]:
-    """Run -> arm, seed, link to its folder, and the settings that not all runs share, which the page shows beside its curve."""
+    """Run -> its details that the page shows beside its curve: arm (name without seed), seed, folder, and differing settings."""
     rows = {}
     for run, flat in results.flat.items():
         settings = {key: json.dumps(value) for key, value in flat.items() if key not in results.shared}

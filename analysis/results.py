@@ -57,7 +57,7 @@ class Results:
 
     @cached_property
     def references(self) -> dict[str, str]:
-        """Name of runs alike but for the seed -> name of their reference: uncorrected runs, or for those, exact rollouts."""
+        """Name of runs alike but for the seed -> name of those to compare them with: without a correction, or a mismatch."""
         return arms.references(self.runs)
 
     @cached_property

@@ -80,7 +80,7 @@ def _worst(runs: pd.DataFrame) -> str:
 
 
 def _proof(runs: pd.DataFrame, table: pd.DataFrame) -> str:
-    """The clause `; 2 seeds prove nothing, at least 4 are needed`; "" if an exact test could be significant or there is none."""
+    """The clause `; 2 seeds prove nothing, at least 4 are needed`; "" if an exact test could be significant or none was made."""
     tested = int(max(table[f"{test}_p"].notna().groupby(table.question).sum().max() for test in TESTS))
     seeds = int(runs.groupby("arm").size().max())
     if not tested or tested * tests.smallest_p(seeds, seeds) <= SIGNIFICANT:
@@ -164,7 +164,7 @@ def _listed(parts: list[str], between: str = ", ") -> str:
 
 
 def _compatible(runs: pd.DataFrame) -> str:
-    """A sentence with the highest collapse rate compatible with the fewest runs of a setting among those without a collapse."""
+    """A sentence on settings without a collapse: the highest collapse rate compatible with the one that has the fewest runs."""
     arms = runs.groupby("arm").event.agg(["sum", "size"])
     fewest = arms["size"][arms["sum"] == 0].min()
     if pd.isna(fewest) or len(runs[["loss", "setting"]].drop_duplicates()) < 2:
@@ -210,7 +210,7 @@ def _control(results: Results) -> str:
 
 
 def _comparisons(table: pd.DataFrame, hopeless: bool) -> list[str]:
-    """A sentence per question and test: which comparisons are significant. hopeless: also on tests of which none could be."""
+    """A sentence per question and test on the significant comparisons. hopeless: whether to include tests with too few runs."""
     sentences = []
     for question, title in QUESTIONS.items():
         for test, what in TESTS.items():

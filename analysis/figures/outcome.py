@@ -130,7 +130,7 @@ def part_of(place: int, parts: list) -> str:
 
 
 def _looks(results: Results, shown: list[Panel]) -> dict[str, Line2D]:
-    """Legend label -> line, for each source of mismatch and correction in the panels `shown`, the control first."""
+    """Legend label -> line, for each source of mismatch and correction in the panels `shown`, the exact control first."""
     arms = results.runs.drop_duplicates("arm").set_index("arm").loc[[arm for panel in shown for arm in panel.arms]]
     legend: dict[str, Line2D] = {}
     for arm, row in arms.sort_values("control", ascending=False, kind="stable").iterrows():
@@ -218,7 +218,10 @@ def heat_maps(results: Results) -> Figure | str:
 
 
 def reward_curves(results: Results) -> Figure | str:
-    """The figure of held-out reward over RL steps: a panel per loss, setting and source of mismatch, runs without any behind."""
+    """The figure of held-out reward over RL steps: a panel per loss, setting and source of mismatch.
+
+    Up to ten runs of the control, which has no mismatch, are drawn pale behind.
+    """
     none = "no run has recorded a held-out reward"
     if "eval/reward" not in results.steps:
         return none

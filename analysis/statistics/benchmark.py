@@ -17,7 +17,7 @@ from scipy.stats import trim_mean
 from harness.errors import UserError
 
 NONE, CONTROL = "none", "control"
-"""Entries that the benchmark needs for each source of mismatch: no correction, and the control, whose rollouts have none."""
+"""Entries that the benchmark needs in every regime (task, model, source of mismatch): no correction, and no mismatch."""
 POLICIES = ("trainer", "sampler")
 """Policies that may be deployed after training. A table of runs has the last held-out reward of each in a column of its name."""
 FLOOR = 0.25

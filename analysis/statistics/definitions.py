@@ -20,7 +20,7 @@ Curves = dict[str, list[dict[str, float]]]
 
 
 def curves(steps: pd.DataFrame) -> Curves:
-    """The evaluations of each run. Runs branched off another run are left out: their detectors saw the parent's rows too."""
+    """The evaluations of each run. Runs from another run's checkpoint are left out, since their detectors saw its rows too."""
     if not {"eval/reward", "eval/stderr"} <= set(steps.columns):
         return {}
     whole = steps.groupby("run", observed=True).step.transform("min") == 0

@@ -81,7 +81,7 @@ class Curve(NamedTuple):
 
 
 class Real(NamedTuple):
-    """Runs of one setting and all seeds whose mismatch comes from a number format, `precision`, and not from synthetic noise.
+    """Runs that differ only in seed, and whose mismatch comes from the number format `precision`, not from synthetic noise.
 
     k3: median of the runs, in nats per token. measured: median persistence of their log ratios over 20 weight syncs, NaN if
     unmeasured. responses: held-out reward of `policy` at the end of each run.
@@ -153,8 +153,7 @@ def points(
 def curves(table: pd.DataFrame) -> list[Curve]:
     """Dose-response curves of reward over K3 of noise: one per policy, loss, setting, correction and persistence of the noise.
 
-    table: from `points`. Uncorrected curves come first. Noisy runs without a control, which has no noise, in their precision are
-    left out.
+    table: from `points`. Uncorrected curves come first. Noise in a precision without a control, which has no noise, is left out.
     """
     if table.empty:
         return []
@@ -189,7 +188,10 @@ def _curve(
 
 
 def precisions(table: pd.DataFrame) -> list[Real]:
-    """The runs without noise in a precision other than that of the control (no mismatch). table: from `points`."""
+    """The runs without noise in a precision other than that of the control, which has no mismatch, grouped by setting.
+
+    table: a row per run and policy, from `points`.
+    """
     if table.empty:
         return []
     own = table[table.control].groupby(["policy", "loss", "setting"]).precision.first().to_dict()

@@ -66,7 +66,7 @@ def averages(final: pd.Series, strata: pd.Series) -> dict[str, float]:
 
 
 def _against(runs: pd.DataFrame, mine: pd.DataFrame, reference: str | None, tau: float, final: pd.Series) -> dict[str, object]:
-    """Gains in steps and reward, with p-values, of the runs `mine` over those of the arm `reference`; runs need a first step."""
+    """Gains in steps and reward, with p-values, of the runs `mine` over those of the arm `reference`, if they made a step."""
     never = int((mine.outcome == "never learned").sum())
     notes = [f"{never} never learned, counted as not collapsed"] if never else []
     untested = {"collapse_p": np.nan, "reward_p": np.nan}

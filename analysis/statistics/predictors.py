@@ -50,7 +50,7 @@ def signals(steps: pd.DataFrame, metric: str) -> dict[str, Signal]:
 
 
 def _running_median(values: np.ndarray) -> np.ndarray:
-    """Median of the finite ones among the last WINDOW values up to each of `values` [N]; NaN where none is finite."""
+    """Median of the finite ones among the last WINDOW (5) values up to each of `values` [N]; NaN where none is finite."""
     padded = np.full(WINDOW - 1 + len(values), np.nan)
     padded[WINDOW - 1 :] = np.where(np.isfinite(values), values, np.nan)
     windows = np.sort(np.lib.stride_tricks.sliding_window_view(padded, WINDOW), axis=1)  # NaN comes last

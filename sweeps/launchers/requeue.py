@@ -46,7 +46,10 @@ class ArrayTask:
         self.pool.run([run for run in runs if run not in failed and not sweep.finished(run)])
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission | None:
-        """Handle SIGUSR2, sent before a preemption or the time limit: the runs save a checkpoint, and the job is requeued."""
+        """Handle SIGUSR2, sent before a preemption or the time limit: the runs save a checkpoint, and the job is requeued.
+
+        Returns None, which ends the job, if it was restarted three times and still began no run.
+        """
         if self.pool:
             self.pool.stop()
         never_began = not (self.pool and self.pool.began) and int(os.environ.get("SLURM_RESTART_COUNT", 0)) >= STUCK

@@ -17,7 +17,7 @@ from sweeps.search.spec import Spec
 
 
 def open_study(sweep: Sweep, spec: Spec) -> optuna.Study:
-    """Open the Optuna study in the sweep's folder. The sampler's seed depends on the number of trials, so points differ."""
+    """Open the Optuna study in the sweep's folder. The sampler's seed grows with the trials: a restart repeats no points."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(study_name=spec.name, storage=journal(sweep), direction="maximize", load_if_exists=True)
     study.sampler = optuna.samplers.TPESampler(multivariate=True, constant_liar=True, seed=spec.sampler_seed + len(study.trials))

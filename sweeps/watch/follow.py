@@ -57,7 +57,7 @@ class Alarm(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """Key that is equal for two records of one alarm. A detector reports once per run; steps without tokens may recur."""
+        """Key that is equal for two records of one alarm: kind, and detector, which reports once per run, or else the step."""
         return self.kind, self.detector, -1 if self.detector else self.step
 
     def __str__(self) -> str:
@@ -143,7 +143,7 @@ class Followed:
 class Follower:
     """Follower of the runs of one sweep. `look` reads what is new.
 
-    marks: colours and markers of the arms, as in reports. look_number: number of looks so far. renewed: number of the last look
+    marks: colours and markers by setting, as in reports. look_number: number of looks so far. renewed: number of the last look
     at which runs appeared or disappeared. behind: number of runs with rows that no look has read yet.
     """
 
