@@ -17,8 +17,8 @@ LINE, TEXT = 3.0, 4.5
 DARKEST, LIGHTEST = 0.30, 0.65
 """Range of the OKLab lightness of a colour's shades: they, and their variants for dark pages, have a contrast of at least 3."""
 ROTATIONS = (0, 70, -50, 120)
-"""Rotation of the hue of each shade of a colour, in degrees. A search chose them so that the shades of a precision's colour are
-distinct to readers with all cones and to those without red or green ones (tests/analysis/test_marks.py)."""
+"""Rotation of the hue of each shade of a colour, in degrees. A search chose them: the shades of each precision's colour are
+distinct to readers with all cones, and to those without red or green ones (tests/analysis/test_marks.py)."""
 SHADES = len(ROTATIONS)
 """Number of shades of a colour. Their lightness differs by equal steps, within the range DARKEST to LIGHTEST."""
 READABLE = 0.52

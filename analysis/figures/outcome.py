@@ -130,7 +130,7 @@ def part_of(place: int, parts: list) -> str:
 
 
 def _looks(results: Results, shown: list[Panel]) -> dict[str, Line2D]:
-    """Legend label -> line, for each source of mismatch and correction in the panels `shown`, the exact control first."""
+    """Legend label -> line, for each source of mismatch and correction in the panels `shown`; no mismatch comes first."""
     arms = results.runs.drop_duplicates("arm").set_index("arm").loc[[arm for panel in shown for arm in panel.arms]]
     legend: dict[str, Line2D] = {}
     for arm, row in arms.sort_values("control", ascending=False, kind="stable").iterrows():

@@ -24,8 +24,8 @@ def order(runs: pd.DataFrame) -> list[str]:
 def references(runs: pd.DataFrame) -> dict[str, str]:
     """Arm (runs alike but for the seed) -> its reference arm, with all else equal.
 
-    The reference of a corrected arm is the uncorrected one, and that of an uncorrected arm is the control, which samples in the
-    trainer's precision. The control has no synthetic noise, since noise counts as a mismatch.
+    The reference of a corrected arm is the uncorrected one. That of an uncorrected arm is the control, which samples in the
+    trainer's precision and has no synthetic noise, since noise counts as a mismatch.
     """
     arms = runs.drop_duplicates("arm")
     plain = {(a.precision, a.loss, a.setting): a.arm for a in arms[arms.correction == "none"].itertuples()}

@@ -26,7 +26,9 @@ RESAMPLES = 2000
 
 
 def normalised(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
-    """A row per run: entry, regime, seed, outcome, gain: 0 for no correction, about 1 for the control (without a mismatch).
+    """A row per run with its gain: 0 for no correction, about 1 for the control, the entry without a mismatch.
+
+    Columns: entry, regime (task, model and mismatch), seed, outcome, gain.
 
     gain = (e − e_none)/max(c − n, FLOOR·(c − b)), where e is the run's last reward and e_none that of the same seed without
     correction. c, n and b are means of a regime over seeds: the control's last reward, that without correction, and the control's
@@ -47,17 +49,17 @@ def normalised(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
 
 
 def interquartile_mean(values: Sequence[float] | np.ndarray) -> float:
-    """Mean of the middle half of all values, by which rliable aggregates over regimes and seeds."""
+    """Mean of the middle half of all values, by which rliable (arXiv 2108.13264) aggregates over tasks and seeds."""
     return float(trim_mean(np.asarray(values, dtype=float), 0.25, axis=None))
 
 
 def interval(gains: np.ndarray, seed: int = 0) -> tuple[float, float]:
     """The 95 % percentile interval of the interquartile mean by a bootstrap of seeds. gains: [seeds, regimes].
 
-    Each resample draws as many seeds as there are, with replacement, and takes them in every regime. A seed has the same prompts
-    and noise in all regimes, and one warm start in regimes of equal tasks and models, so its gains are not independent between
-    regimes. Two things are held fixed: the regimes, so the interval says nothing about other ones, and the scale of the gains,
-    which is a mean over all seeds. rliable draws independently in each task instead.
+    A regime is a task and model with a source of mismatch. Each resample draws as many seeds as there are, with replacement, and
+    takes them in every regime: the gains of a seed depend on each other, since it has the same prompts and noise in all regimes.
+    In regimes of equal tasks and models it has one warm start too. rliable draws independently in each task instead. The regimes
+    are held fixed, so the interval says nothing about other ones. So is the scale of the gains, a mean over all seeds.
     """
     rng = np.random.default_rng(seed)
     drawn = gains[rng.integers(0, len(gains), (RESAMPLES, len(gains)))].reshape(RESAMPLES, -1)
@@ -68,14 +70,14 @@ def interval(gains: np.ndarray, seed: int = 0) -> tuple[float, float]:
 def improvement(ends: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
     """Probability that a run of one entry ends with more reward than one of another: mean over regimes of P(x > y) + P(x = y)/2.
 
-    ends, others: an array per regime with the last rewards x of the one entry's runs, and y of the other's.
+    ends, others: an array per regime (task and mismatch) with the last rewards x of the one entry's runs, and y of the other's.
     """
     wins = [((x[:, None] > y) + 0.5 * (x[:, None] == y)).mean() for x, y in zip(ends, others, strict=True)]
     return float(np.mean(wins))
 
 
 def scores(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
-    """A row per entry (such as a correction) with every regime and seed of the entry NONE, best first.
+    """A row per entry (such as a correction) with every regime (task and mismatch) and seed of the entry NONE, best first.
 
     policy: column of the last rewards that count. Columns: entry, gain (interquartile mean), low, high, improvement (over NONE),
     worst (least mean gain of a regime), in (that regime), collapses, runs. Raises UserError if an entry has several rows of a

@@ -21,7 +21,7 @@ from analysis.statistics.measures import median
 from analysis.statistics.tests import Interval
 
 KEYS = ("rollout.engine.noise", "rollout.engine.noise_persistence", "rollout.engine.noise_seed")
-"""Config keys that determine the dose of synthetic noise."""
+"""Config keys that define the synthetic noise on the weights: its size, its persistence and its seed."""
 LAST = 3
 """Number of held-out evaluations at the end of a run whose mean reward is the run's response."""
 LEAST = 3
@@ -55,16 +55,16 @@ class Curve(NamedTuple):
 
     @property
     def family(self) -> tuple[str, str, str]:
-        """(policy, loss, setting) of the curve of reward over K3, which all curves with the same control share."""
+        """(policy, loss, setting) of the curve of reward over K3, shared by all curves that begin at equal runs without noise."""
         return self.policy, self.loss, self.setting
 
     @property
     def few(self) -> int:
-        """Number of runs of the curve's point (noise of one size, or the control) with the fewest runs."""
+        """Number of runs of the curve's point (noise of one size, or no noise) that has the fewest runs."""
         return min(map(len, (self.control, *self.responses)))
 
     def at(self, k3: np.ndarray | float) -> np.ndarray:
-        """The curve's fit at the doses `k3`, and the lower and upper end of its 95 % band, [3, ...]; NaN beyond its doses."""
+        """The fitted reward at `k3`, and the lower and upper end of its 95 % band, [3, ...]; NaN beyond the last fitted K3."""
         assert self.level is not None and self.drawn is not None
         known, asked = np.sqrt([0.0, *self.doses]), np.sqrt(np.asarray(k3, float))
         draws = np.array([np.interp(asked, known, level) for level in self.drawn])

@@ -110,7 +110,7 @@ def _at(signal: Signal, steps: np.ndarray) -> np.ndarray:
 def best_threshold(runs: pd.DataFrame, by_run: dict[str, Signal]) -> float:
     """The threshold with the largest share of detected collapses minus that of false alarms; NaN without both kinds of runs.
 
-    It lies halfway between two neighbouring levels that runs reached. Among equally good thresholds it is the middle one.
+    It lies halfway between the highest running medians of two runs. Among equally good thresholds it is the middle one.
     """
     return _threshold(reached(runs, by_run), runs.event.to_numpy(bool))
 
@@ -122,7 +122,7 @@ def reached(runs: pd.DataFrame, by_run: dict[str, Signal]) -> np.ndarray:
 
 
 def _threshold(levels: np.ndarray, event: np.ndarray) -> float:
-    """The threshold with the best skill on runs whose signal reached `levels` [N]; NaN without both kinds of runs.
+    """The threshold with the best skill on runs with the highest running medians `levels` [N]; NaN without both kinds of runs.
 
     event [N]: whether each run collapsed. Skill is the share of collapsed runs at or above the threshold, minus that of others.
     """

@@ -25,11 +25,11 @@ def kaplan_meier(time: np.ndarray, event: np.ndarray) -> pd.DataFrame:
     Columns: time, survival, lower, upper, at_risk. time [n]: optimizer steps until a run collapsed or its record ended. event
     [n]: whether it collapsed.
 
-    The pointwise band, from t to the next time, is the beta product confidence procedure (Fay, Brittain and Proschan,
-    Biostatistics 14:723, 2013): S(t) lies between the α/2 quantile of Π_{t_i ≤ t} Beta(n_i − d_i + 1, d_i) · Beta(n, 1), n still
-    at risk after t, and the 1 − α/2 quantile without the last factor, each product approximated by the Beta of its two moments.
-    Without censoring it is Clopper and Pearson's interval; before the first collapse it goes down to (α/2)^(1/n), where
-    Greenwood's would have no width.
+    The pointwise band (α = 0.05), from t to the next time, is the beta product confidence procedure (Fay, Brittain and Proschan,
+    Biostatistics 14:723, 2013). S(t) lies above the α/2 quantile of Π_{t_i ≤ t} Beta(n_i − d_i + 1, d_i) · Beta(n, 1), with n
+    still at risk after t, and below the 1 − α/2 quantile without the last factor. Each product is approximated by the Beta
+    distribution of its first two moments. Without censoring the band is Clopper and Pearson's interval; before the first collapse
+    it goes down to (α/2)^(1/n), where Greenwood's would have no width.
     """
     at = np.unique([0, *time])
     risk = (time >= at[:, None]).sum(1).astype(float)
