@@ -1,8 +1,8 @@
-"""Scores of a benchmark's entries (such as corrections) over regimes and seeds, after rliable (arXiv 2108.13264).
+"""Scores of a benchmark's entries over regimes and seeds, after rliable (Agarwal et al. 2021, arXiv 2108.13264).
 
-A regime is a task and model with a source of mismatch. A table of runs has the columns entry, regime, seed, outcome, start (the
-first held-out reward), and the last held-out reward of each deployed policy, `trainer` and `sampler`. It has two entries for
-reference: NONE, without a correction, and CONTROL, without a mismatch.
+An entry is a loss, an advantage or a correction, and a regime a task and model with a source of mismatch. A table of runs has
+the columns entry, regime, seed, outcome, start (the first held-out reward), and the last held-out reward of each deployed
+policy, `trainer` and `sampler`. Two entries are for reference: NONE, without a correction, and CONTROL, without a mismatch.
 """
 
 from __future__ import annotations

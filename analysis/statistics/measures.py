@@ -56,7 +56,7 @@ def measures(runs: pd.DataFrame, steps: pd.DataFrame, rewards: pd.DataFrame) -> 
 
 
 def evaluations(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """A row per run and evaluation: setting, seed, step, held-out reward, mismatch metrics, and metrics of probed precisions."""
+    """A row per run and evaluation: arm (name of its setting), seed, step, held-out reward, metrics of mismatch and of probes."""
     if "eval/reward" not in steps:
         return pd.DataFrame(columns=["run", "arm", "seed", "step", "eval/reward"])
     probed = [name for name in steps if name.startswith("probe/")]

@@ -38,7 +38,7 @@ class Local:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Context manager around the runs. After an error or a signal, each run saves a checkpoint and stops before it exits."""
+        """Context manager around the runs. After an error or a signal it makes each run save a checkpoint and stop."""
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         try:
             yield

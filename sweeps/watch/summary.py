@@ -142,7 +142,7 @@ def _pace(runs: list[Followed]) -> tuple[float, float | None]:
     """Steps per second of all runs under way, and the seconds left if as many runs continue in parallel.
 
     A run's pace is the mean over its rows, without its first step and without warm starts. A run without a pace takes the median
-    of runs alike but for the seed, else that of all runs, also finished ones. The time left is at least that of the slowest run.
+    of runs alike but for the seed, else that of all runs, also finished ones. The time left is no less than any running run's.
     Without a run under way or a known pace the result is (0, None).
     """
     known = [run for run in runs if run.seconds]
