@@ -11,7 +11,7 @@ from analysis.labels import brief
 OCCASIONAL = {"correction/used_length", "correction/dropped_length", "mismatch/pareto_k"}
 """Metrics that do not exist in every batch, so that a run may lack them without a warning."""
 LISTED = 5
-"""Maximum number of names (of metrics, or of arms: runs alike but for the seed) listed in one warning."""
+"""Maximum number of names (of metrics, of runs, or of arms: runs alike but for the seed) listed in one warning."""
 
 
 def caveats(
@@ -45,7 +45,7 @@ def numbered(noun: str, numbers: Any) -> str:
 
 
 def _damaged(damaged: dict[str, str]) -> list[str]:
-    """A sentence per unreadable part of a run's record. damaged: run -> description of the unreadable part."""
+    """A sentence per kind of damage, with the runs that have it. damaged: run -> what is unreadable in its record."""
     runs: dict[str, list[str]] = {}
     for run, what in damaged.items():
         runs.setdefault(what, []).append(run)
@@ -81,7 +81,7 @@ def _seeds(runs: pd.DataFrame) -> list[str]:
 
 
 def _metrics(runs: pd.DataFrame, recorded: dict[str, set[str]]) -> list[str]:
-    """A sentence per run that lacks metrics of other runs with its settings but the seed. Runs without metrics are skipped."""
+    """A sentence per run that lacks a metric which another seed of its setting recorded. Runs without any metric are skipped."""
     sentences = []
     for arm, group in runs.groupby("arm", sort=False):
         names = {run: recorded[run] - OCCASIONAL for run in group.index if recorded[run]}

@@ -15,16 +15,16 @@ PAPER = {"light": "#ffffff", "dark": "#16181c"}
 LINE, TEXT = 3.0, 4.5
 """Minimum contrast ratios of a line and of text with their background: WCAG 2.1, criteria 1.4.11 and 1.4.3, level AA."""
 DARKEST, LIGHTEST = 0.30, 0.65
-"""Range of a shade's lightness. A shade within it has the contrast LINE on a light page, and its dark variant on a dark one."""
+"""Range of the OKLab lightness of a colour's shades: they, and their variants for dark pages, have a contrast of at least 3."""
 ROTATIONS = (0, 70, -50, 120)
-"""Rotation of the hue of each shade in degrees. A search placed them: the shades of every colour of a precision stay apart
-to readers with all cones and to those without red or green ones (tests/analysis/test_marks.py)."""
+"""Rotation of the hue of each shade of a colour, in degrees. A search chose them: the shades of each precision's colour are
+distinct to readers with all cones, and to those without red or green ones (tests/analysis/test_marks.py)."""
 SHADES = len(ROTATIONS)
-"""Number of shades of a colour, spaced evenly from the lightness DARKEST to LIGHTEST."""
+"""Number of shades of a colour. Their lightness differs by equal steps, within the range DARKEST to LIGHTEST."""
 READABLE = 0.52
 """Maximum lightness of coloured text on a light background."""
 TURN = 1.2
-"""Sum of the lightness of a colour and of its dark variant. White thus becomes nearly black."""
+"""Sum of the lightness of a colour and of its variant for a dark background. White thus becomes nearly black."""
 
 LMS = np.array(
     [
@@ -78,7 +78,7 @@ def shade(colour: str, place: int) -> str:
 
 
 def readable(colour: str) -> str:
-    """The colour, darkened if text in it would be too pale on white. Its dark variant is legible as text on a dark background."""
+    """The colour, darkened if text in it would be too pale on white. Its variant by `dark` is legible on a dark background."""
     return _moved(colour, min(_oklab(colour)[0], READABLE))
 
 

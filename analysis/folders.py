@@ -1,4 +1,4 @@
-"""Reading runs from their folders."""
+"""Reading the runs of a sweep from their folders, as records and tables of metrics. Records note any damage."""
 
 from __future__ import annotations
 

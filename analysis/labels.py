@@ -1,4 +1,4 @@
-"""Labels under which reports and figures show columns, metrics, arms and precisions."""
+"""Labels under which reports and figures show columns, metrics, settings and precisions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PRECISIONS = (
     "nvfp4",
     "nvfp4_w4a4",
 )
-"""The precisions in experiments/conf/rollout/precision, from fine to coarse: the order of arms and colours."""
+"""The precisions in experiments/conf/rollout/precision, from fine to coarse: their order in tables and figures."""
 
 COLUMNS = {
     "final_reward": "last held-out reward",
@@ -52,7 +52,7 @@ METRICS = {
     "correction/kept_sequences": ("sequences kept", ""),
     "rollout/response_tokens": ("response length", "tokens"),
 }
-"""Metric of a run, such as mismatch/k3 -> (displayed name, unit)."""
+"""Metric of a run, such as rollout_corr/k3_kl -> (displayed name, unit)."""
 
 
 def column(name: object) -> str:
@@ -70,7 +70,7 @@ def metric(name: str, unit: bool = False) -> str:
 
 
 def brief(name: str) -> str:
-    """Short name of equal runs for sentences and legends: each config key is cut to its last part, as `upper=2.5`."""
+    """A setting's name, shortened for sentences and legends: each config key in it is cut to its last part, as `upper=2.5`."""
     return re.sub(r"(?<!\S)(?:\w+\.)+(?=\w+=)", "", name)
 
 

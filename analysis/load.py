@@ -32,9 +32,9 @@ def load(source: Path | str, seeds: Collection[int] = (), *, deployed: str | Non
 
     source: the folder of a sweep; `wandb-offline:FOLDER`, W&B's offline files anywhere below it; or
     `wandb:[entity/]project[:group]` on a server. deployed: the policy to judge, one of judged.DEPLOYED; None for the one
-    that each run calls eval/reward. trust: whether to import a detector that a run names as `package.module:attribute`.
-    Without trust such a run is left out and named. Raises UserError if no run can be read, if one lacks that policy, and if
-    the rows take more memory than there is room for.
+    whose reward each run calls eval/reward. trust: whether to import a detector that a run names as `package.module:attribute`.
+    Without trust such a run is left out, and a caveat names it. Raises UserError if no run can be read, if one did not evaluate
+    the policy `deployed`, and if the rows take more memory than there is room for.
     """
     with bounded(source):
         return _load(source, seeds, deployed, trust)
@@ -89,7 +89,7 @@ def _source(text: str) -> tuple[str, Path | None, dict[str, RunSource]]:
 
 
 def _twins(records: dict[str, Record], named: dict[str, Arm]) -> dict[str, str]:
-    """Duplicate run -> the reason to leave it out: an earlier run has the same arm and seed, as after copying a folder."""
+    """Duplicate run -> the reason to leave it out: an earlier run has the same settings and seed, as after copying a folder."""
     first: dict[tuple[Arm, int], str] = {}
     left_out = {}
     for run, record in records.items():

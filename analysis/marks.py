@@ -1,8 +1,8 @@
-"""The colour, marker and dash of each arm of a sweep, used by every figure, every table of a page and `faultline watch`.
+"""The colour, marker and dash of each arm (runs alike but for the seed), used by all figures, tables and `faultline watch`.
 
-The control is black. Any other uncorrected arm has the colour of its source of mismatch, usually its rollout precision. A
-precision has the same colour on every page. Corrected arms of a source have shades of its colour, and differ in dash and marker;
-a circle means no correction. If there are more sources than colours, those that share a colour differ in marker and dash.
+The control, uncorrected in the trainer's own precision, is black. Any other uncorrected arm has the colour of its source of
+mismatch, usually its rollout precision. A precision has the same colour on every page. Corrected arms of a source have shades of
+its colour, and differ in dash and marker; a circle means no correction. Sources that share a colour differ in marker and dash.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ HUES = {
     "nvfp4": "#218970",
     "nvfp4_w4a4": "#ab3f03",
 }
-"""Precision -> colour on a light page. A random search placed them: blue for 16 bits, yellow to brown for FP8, red for W4A4. All
-stay distinct to a reader without red or green cones, and legible on light and dark pages: tests/analysis/test_marks.py."""
+"""Precision -> colour on a light page. A random search chose them: blue for 16 bits, yellow to brown for FP8, red for W4A4. All
+are distinct to a reader without red or green cones, and legible on light and dark pages: tests/analysis/test_marks.py."""
 SPARE = tuple(
     HUES[name]
     for name in (
@@ -48,7 +48,7 @@ SPARE = tuple(
         "fp8_block_w8a16",
     )
 )
-"""Colours for sources of mismatch that are no precision, such as noise. A sweep uses those free of its precisions first."""
+"""Colours for sources of mismatch that are no precision, such as noise. Those that no precision of the sweep has come first."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
 """Markers of corrections in matplotlib's notation; the first one means no correction."""
 SOLID = "-"
@@ -62,7 +62,7 @@ DASHES = (
     (0, (1, 2)),
     (0, (8, 2)),
 )
-"""Dashes of lines in matplotlib's notation. Lines of different arms also differ in them on a grey print."""
+"""Dashes of lines in matplotlib's notation, by which lines differ on a grey print too."""
 
 Dash = str | tuple[int, tuple[float, ...]]
 
@@ -92,7 +92,7 @@ class Styled(NamedTuple):
 
 @dataclass(frozen=True)
 class Marks:
-    """The marks (colour, marker, dash) of a sweep's arms.
+    """The marks (colour, marker, dash) of a sweep's arms (runs alike but for the seed).
 
     arms: name of an arm -> its mark. sources: source of mismatch -> mark of its uncorrected arms. corrections: correction -> its
     markers; the first is for arms of a source with a hue of its own, the next ones for further sources with the same hue.
@@ -103,12 +103,12 @@ class Marks:
     corrections: Mapping[str, tuple[str, ...]]
 
     def source(self, name: str) -> Mark:
-        """Colour, marker and dash of uncorrected runs with the source of mismatch `name`; by precision if the sweep lacks it."""
+        """Colour, marker and dash of uncorrected runs with source of mismatch `name`, or of a precision that the sweep lacks."""
         return self.sources.get(name) or Mark(HUES.get(name, NEUTRAL), MARKERS[0], DASHES[0])
 
 
 def marks(arms: Iterable[Styled]) -> Marks:
-    """Choose colour, marker and dash of each arm, source of mismatch and correction. An arm may be given more than once."""
+    """Choose colour, marker and dash of each arm (runs alike but for the seed), source of mismatch and correction."""
     arms = sorted(set(arms), key=lambda arm: (coarseness(arm.precision), arm.precision, arm.source, arm.arm))
     own = {arm.source for arm in arms if arm.control}
     names = dict.fromkeys(arm.source for arm in arms)

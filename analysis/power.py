@@ -1,4 +1,4 @@
-"""`faultline power SWEEP`: the number of seeds that a claim about rewards needs, from the spread of the control's rewards."""
+"""`faultline power SWEEP`: the number of seeds that a claim about rewards needs, by their spread in runs without a mismatch."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ def plan(
     comparisons: int = 1,
     seeds: Collection[int] = (),
 ) -> pd.DataFrame:
-    """A row per kind of control: its seeds, the spread of their rewards, and the seeds that each claim on two arms needs.
+    """A row per kind of control (uncorrected in the trainer's own precision): spread of rewards, seeds that claims need.
 
-    difference: true difference of mean rewards to detect. margin: difference within which arms count as equivalent. power: wanted
-    probability of success. comparisons: number of comparisons under Holm's adjustment; the first must reach LEVEL / comparisons.
-    Numbers are given for the measured spread and its upper 80 % limit. With each, an exact test can reach the level.
-    Raises UserError on a sweep without two ended runs of a control, on equal rewards, and on numbers out of bounds.
+    A claim compares two arms (runs alike but for the seed). difference: true difference of mean rewards to detect. margin:
+    difference within which arms count as equivalent. power: wanted probability of success. comparisons: number of comparisons
+    under Holm's adjustment; the first must reach p ≤ LEVEL / comparisons. The number of seeds per arm is given for the measured
+    spread and its upper 80 % limit. With it an exact test can reach that p. Raises UserError on a sweep without two ended runs
+    of a control, on equal rewards, and on numbers out of bounds.
     """
     for name, value, most in (("--difference", difference, 1), ("--margin", margin, 1), ("--power", power, 0.999)):
         if not 0 < value <= most:

@@ -55,7 +55,7 @@ Kind = TypeVar("Kind", bound=_Recorded)
 
 
 def checked(kind: type[Kind], values: Any, origin: str, damage: list[str]) -> Kind | None:
-    """`values` validated as the type `kind`; if they are invalid, None, and the reason is added to `damage` after `origin`."""
+    """`values` validated as the type `kind`. If they are invalid: None, and `damage` gets the reason, prefixed by `origin`."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:

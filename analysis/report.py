@@ -30,7 +30,7 @@ LISTED = 3
 ROWS = 24
 """Maximum number of arms (runs alike but for the seed) for which the first figure has a row each; more would not fit."""
 BEGIN, END = "<!-- begin: faultline report {} -->", "<!-- end: faultline report {} -->"
-"""Marks in a Markdown file, between which `--into` writes results. The braces stand for the sweep and its seeds."""
+"""Marks in a Markdown file, between which `--into` writes results. The braces stand for the sweep and the options given."""
 
 
 def report(
@@ -48,8 +48,8 @@ def report(
 
     report.html, its first figure as report.png, report.md, arms.csv, runs.csv and evaluations.csv go to `out`, by default the
     sweep's own folder. `into` is a Markdown file that gets the results between its two marks. deployed, trust: see `load`.
-    margin: difference of held-out reward within which arms count as equivalent; None for no such table. pictures: whether to
-    write every figure as figures/<name>.png too.
+    margin: difference of held-out reward within which two settings count as equivalent; None for no table of equivalence.
+    pictures: whether to write every figure as figures/<name>.png too.
     """
     if margin is not None and not 0 < margin <= 1:
         raise UserError(f"--margin {margin:g}: give a number above 0 and at most 1")
@@ -172,7 +172,7 @@ def _page(results: Results, answer: list[str], figures: list[Section], sections:
 
 
 def _runs(results: Results, out: Path) -> dict[str, dict[str, Any]]:
-    """Run -> arm, seed, link to its folder, and the settings that not all runs share, which the page shows beside its curve."""
+    """Run -> its details that the page shows beside its curve: arm (name without seed), seed, folder, and differing settings."""
     rows = {}
     for run, flat in results.flat.items():
         settings = {key: json.dumps(value) for key, value in flat.items() if key not in results.shared}
@@ -201,7 +201,7 @@ def _list(sentences: list[str]) -> str:
 
 
 def _print(results: Results, answer: list[str]) -> None:
-    """Print a row per arm with its seeds, or the matrix of arms if arms or seeds are many; then the answer and the caveats."""
+    """Print a row per setting with its seeds, or a matrix of outcomes if there are many; then the answer and the caveats."""
     few = results.runs.groupby("arm").size().max() <= LISTED and len(results.arms) <= PANEL
     table, note = (tables.runs(results), tables.LISTED) if few else (tables.matrix(results), tables.MATRIX)
     show(f"{results.name}. {note}", table)
@@ -214,14 +214,14 @@ def _print(results: Results, answer: list[str]) -> None:
 
 
 def section(results: Results, command: str, answer: list[str]) -> str:
-    """The summary of a report as Markdown, for a README: the answer, the matrix of arms, and the provenance."""
+    """The summary of a report as Markdown, for a README: the answer, the matrix of outcomes by setting, and the provenance."""
     caveats = [f"The report lists {count(len(results.caveats), 'caveat')}."] if results.caveats else []
     origin = f"Made by `faultline report {command} --into README.md`. {verdicts.provenance(results)}"
     return "\n\n".join([_list([*answer, *caveats]), markdown(tables.matrix(results)), f"{tables.MATRIX} {origin}"])
 
 
 def insert(path: Path, command: str, text: str) -> None:
-    """Replace the text between the marks BEGIN and END of a command in a Markdown file. Raises UserError if one is missing."""
+    """Replace the text between the two marks of a command in a Markdown file. Raises UserError if one of them is missing."""
     before = path.read_text(encoding="utf-8") if path.exists() else ""
     begin, end = BEGIN.format(command), END.format(command)
     if before.count(begin) != 1 or before.count(end) != 1 or before.index(begin) > before.index(end):

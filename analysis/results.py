@@ -24,16 +24,15 @@ class Results:
 
     name: name of the sweep. folder: the folder of its runs, None for W&B.
 
-    runs: a row per run (index: id). arm and its parts precision, loss, correction, setting (harness.arms); calm: the setting
-    without the keys of synthetic noise; source: the source of mismatch (precision, 8-bit cache, noise with its persistence,
-    staleness);
-    control: uncorrected, in the trainer's own precision; seed, state, error, step (the last one recorded); onsets by detector;
-    outcome: collapsed, never learned, survived or unfinished, with onset, detector and cause; updates: optimizer steps of an RL
-    step; time: optimizer steps until the collapse or the end of the record; event: whether it collapsed, else the time is
-    censored.
+    runs: a row per run (index: id). arm: name shared by runs that differ only in seed, and its parts precision, loss,
+    correction, setting (harness.arms); calm: the setting without the keys of synthetic noise; source: the source of mismatch
+    (precision, 8-bit cache, noise with its persistence, staleness); control: whether uncorrected, in the trainer's precision;
+    seed, state, error, step (the last one recorded); onsets by detector; outcome: collapsed, never learned, survived or
+    unfinished, with onset, detector and cause; updates: optimizer steps of an RL step; time: optimizer steps until the collapse
+    or the end of the record; event: whether the run collapsed, else the time is censored.
 
     steps: a row per run and step, a column per metric; a metric that a run did not record is NaN.
-    deployed: the judged policy, see `analysis.judged`; None for the one that each run calls eval/reward. margin: difference of
+    deployed: the judged policy, see `analysis.judged`; None for the one whose reward is eval/reward. margin: difference of
     held-out reward within which arms count as equivalent; None for no claim of equivalence.
     configs, provenance: by run. recorded: run -> names of its metrics. damaged: run -> the unreadable part of its record.
     """
@@ -58,12 +57,12 @@ class Results:
 
     @cached_property
     def references(self) -> dict[str, str]:
-        """Arm -> its reference: the uncorrected arm, or the control for an uncorrected one, with all else equal."""
+        """Name of runs alike but for the seed -> name of those to compare them with: without a correction, or a mismatch."""
         return arms.references(self.runs)
 
     @cached_property
     def marks(self) -> Marks:
-        """The colour, marker and dash of each arm, source of mismatch and correction."""
+        """The colour, marker and dash of each arm (runs alike but for the seed), source of mismatch and correction."""
         return marks(Styled(*row) for row in self.runs[list(Styled._fields)].itertuples(index=False))
 
     @cached_property
@@ -85,7 +84,7 @@ class Results:
         return self.runs[self.runs.outcome != "unfinished"]
 
     def runs_but(self, keys: Collection[str]) -> pd.DataFrame:
-        """The rows of the ended runs, with arms named as if no run differed in the config keys `keys`."""
+        """The ended runs' rows of `runs`, whose precision, loss, correction and setting do not state the config keys `keys`."""
         other = named(self.configs, keys)
         return self.ended.assign(**{part: [getattr(other[run], part) for run in self.ended.index] for part in Arm._fields})
 
@@ -108,7 +107,7 @@ class Results:
 
     @cached_property
     def healthy(self) -> pd.Series:
-        """Run -> whether it reached, in any evaluation, the held-out reward HEALTHY of a run that learns its task."""
+        """Run -> whether its held-out reward was at least `performance.HEALTHY`, that of a learned task, in any evaluation."""
         return self.rewards.best >= performance.HEALTHY
 
     @cached_property
@@ -118,17 +117,18 @@ class Results:
 
     @cached_property
     def evaluations(self) -> pd.DataFrame:
-        """A row per run and evaluated step: the held-out reward, with metrics of the mismatch at that step."""
+        """A row per run and evaluation: the held-out reward, with metrics of the mismatch at the same step."""
         return measures.evaluations(self.runs, self.steps)
 
     @cached_property
     def combinations(self) -> pd.DataFrame:
-        """A row per arm: its row (precision, correction) and column (loss, setting) in the report's matrix, and its outcome."""
+        """A row per arm (runs alike but for the seed): its outcome, with its row and column in the report's matrix."""
         return arms.combinations(self.runs, self.rewards.final)
 
     @cached_property
     def outcomes(self) -> pd.DataFrame:
-        """A row per arm: collapses, survival time and last reward of its runs, and their comparison with its reference arm."""
+        """A row per arm (runs alike but for the seed): collapses, survival time, last reward, and their comparison with those
+        of its reference, the same without a correction or without a mismatch."""
         return outcomes.outcomes(self.runs, self.rewards.final, self.references, self.combinations)
 
     @cached_property
@@ -143,7 +143,7 @@ class Results:
 
     @cached_property
     def dosed(self) -> pd.DataFrame:
-        """A row per ended run and policy: its mismatch (the dose), and its reward (the response)."""
+        """A row per ended run and evaluated policy: the run's mismatch in K3 (the dose), the policy's reward (the response)."""
         policies = {"eval/reward": self.judged}
         if self.deployed != "rollout":
             policies["eval/rollout_reward"] = DEPLOYED["rollout"]
@@ -156,17 +156,17 @@ class Results:
 
     @cached_property
     def causes(self) -> pd.DataFrame:
-        """A row per arm, detector that dated a collapse, and cause of the collapse: the number of runs and their median onset."""
+        """A row per setting, detector that dated a collapse, and cause of the collapse: number of runs, their median onset."""
         return measures.causes(self.runs)
 
     @cached_property
     def costs(self) -> pd.DataFrame:
-        """A row per arm: median seconds of an RL step, and the shares of tokens that the correction rejects or weights 0."""
+        """A row per setting: median seconds of an RL step, and the shares of tokens that the correction rejects or weights 0."""
         return measures.costs(self.runs, self.steps)
 
     @cached_property
     def probes(self) -> pd.DataFrame:
-        """A row per arm and probed precision: the mismatch if this precision had sampled the rollouts."""
+        """A row per setting and probed precision: the mismatch that rollouts sampled in the probed precision would have had."""
         return measures.probes(self.runs, self.steps, self.rewards.best, performance.HEALTHY)
 
     @cached_property
@@ -175,7 +175,7 @@ class Results:
 
     @cached_property
     def robustness(self) -> pd.DataFrame:
-        """A row per arm: the number of its runs that collapse under each of several definitions of a drawdown."""
+        """A row per setting: the number of its runs that collapse under each of several definitions of a drawdown."""
         return definitions.robustness(self.runs, self.configs, self._curves)
 
     @cached_property

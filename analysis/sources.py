@@ -26,13 +26,13 @@ EXACT: dict[str, Any] = {
     "actor.masters": "fp32",
     "actor.precision": None,
 }
-"""Config keys that decide the source of a mismatch, with the values of the exact control, which has none."""
+"""Config keys that decide the source of a mismatch, with their values in an FP32 run without any mismatch."""
 
 
 def deviations(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of EXACT in which a complete config differs from the exact control, with their values in the config.
+    """Config keys in which a complete config differs from that of an FP32 run without any mismatch -> their values.
 
-    A key that the config lacks, as an older one may, does not differ.
+    A key that the config lacks, because an older version wrote it, does not differ.
     """
     found = {}
     for key, neutral in EXACT.items():
@@ -56,8 +56,8 @@ def source_of(config: Mapping[str, Any]) -> str:
 def is_control(config: Mapping[str, Any], arm: Arm) -> bool:
     """Whether a run is a control: uncorrected, with rollouts that differ from the trainer at most by the age of their weights.
 
-    Formats are compared, whatever a precision is named. A 16-bit run in another engine uses other kernels, which is a mismatch.
-    In fp32 the difference is negligible. Weights without FP32 masters are a source of their own.
+    Number formats are compared, not the names of precisions. A 16-bit run in another engine uses other kernels, which is a
+    mismatch; in FP32 their difference is negligible. Weights without FP32 masters count as a source of mismatch.
     """
     rollout, actor = config["rollout"], config["actor"]
     own = _formats(actor.get("precision") or {"compute": actor["dtype"]})
@@ -72,7 +72,7 @@ def _formats(precision: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _others(config: Mapping[str, Any]) -> list[str]:
-    """Words for parameters of the local engine that are no noise, and for masters, where they differ from the exact control."""
+    """Words for the local engine's parameters, noise aside, and for master weights, where they differ from an exact FP32 run."""
     named = [f"rollout.engine.{key}" for key in ENGINE if key.removesuffix("_persistence") not in NOISES] + ["actor.masters"]
     found = deviations(config)
     return [f"{key.rpartition('.')[2].replace('_', ' ')} {found[key]}" for key in named if key in found]

@@ -1,4 +1,4 @@
-"""The record and rows of each run, read from its source or from a cache, a file in the Arrow IPC format."""
+"""The record and rows (metrics by step) of each run, read from its source or from a cache, a file in the Arrow IPC format."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ VERSION = 5
 
 
 class Record(NamedTuple):
-    """What a run recorded besides its rows. config: with all defaults filled in. onsets: by detector. error: why the run failed.
+    """The record of a run, without its metrics by step. config: with all defaults filled in. onsets: step by detector.
 
-    metrics: names that the run recorded. damage: the unreadable part of its record.
+    error: why the run failed. metrics: names that the run recorded. damage: description of the unreadable part of its record.
     """
 
     config: dict[str, Any]
@@ -44,7 +44,7 @@ class Record(NamedTuple):
 
 
 class RunSource(NamedTuple):
-    """The place from which a run is read. signature: changes with the record. read: gives record and rows; raises UserError."""
+    """The source from which a run is read. signature: changes with the source. read: gives record and rows; raises UserError."""
 
     signature: str
     read: Callable[[], tuple[Record, pa.Table]]

@@ -1,4 +1,4 @@
-"""A sweep's tables for display: a row per arm, an estimate with its interval in one cell."""
+"""A sweep's tables for display: a row per arm (runs alike but for the seed), an estimate with its interval in one cell."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _outcome(run: Any) -> str:
 
 
 def outcomes(results: Results) -> pd.DataFrame:
-    """The table of outcomes, a row per arm: collapses, steps and reward gained, each estimate with its interval in one cell."""
+    """The table of outcomes, a row per setting: collapses, steps and reward gained, each estimate with its interval."""
     rows = []
     for row in results.outcomes.to_dict("records"):
         known = row["known"]
@@ -107,7 +107,7 @@ def outcomes(results: Results) -> pd.DataFrame:
 
 
 def equivalence(results: Results, margin: float) -> pd.DataFrame:
-    """The table of equivalence: each arm's mean last reward minus its reference arm's, and p of tests against `margin`."""
+    """The table of equivalence: each setting's mean last reward minus its reference's, and p of tests against `margin`."""
     rng, final, rows = np.random.default_rng(RESAMPLING), results.rewards.final[results.ended.index].dropna(), []
     arm = results.runs.arm[final.index]
     for name, reference in results.references.items():
@@ -170,7 +170,7 @@ def warnings(results: Results) -> pd.DataFrame:
 
 
 def robustness(results: Results) -> pd.DataFrame:
-    """The table of collapsed runs: a row per arm, a column per definition (depth, length) of a drawdown."""
+    """The table of numbers of collapsed runs: a row per setting, a column per definition (depth, length) of a drawdown."""
     table = results.robustness.copy()
     table.columns = [column(name) for name in table]
     return table.rename_axis("arm").reset_index()
@@ -205,7 +205,7 @@ def _tolerated(curve: Curve, margin: float) -> str:
 
 
 def real(results: Results) -> pd.DataFrame:
-    """The table of real precisions beside the curves of noise at their K3: a row per policy and arm that has such a curve."""
+    """The table of rewards in real precisions beside noise of equal K3: a row per policy, setting and precision with a curve."""
     fitted = [curve for curve in results.curves if curve.level is not None]
     rows = []
     for arm in precisions(results.dosed):

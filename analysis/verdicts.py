@@ -18,7 +18,7 @@ QUESTIONS = {
     "correction": "Correction against no correction",
 }
 TESTS = {"collapse": "time to collapse", "reward": "last reward"}
-"""Prefix of a test's columns in `Results.outcomes` -> the quantity that the test compares between arms, in words."""
+"""Prefix of a test's columns in `Results.outcomes` -> the quantity that the test compares, in words."""
 SETTINGS = {
     "task.name": "task {}",
     "task.length": "length {}",
@@ -62,7 +62,7 @@ def answer(results: Results) -> list[str]:
 
 
 def _finding(runs: pd.DataFrame, source: str) -> str:
-    """A sentence on a source of mismatch: how many runs collapsed without a correction and with each, in ascending order."""
+    """A sentence on a source of mismatch: how many runs collapsed without a correction, and with each in ascending order."""
     part, control = runs[(runs.source == source) & ~runs.control], runs[runs.control]
     plain = part[part.correction == "none"]
     corrected = sorted(part[part.correction != "none"].groupby("correction"), key=lambda group: group[1].event.mean())
@@ -80,7 +80,7 @@ def _worst(runs: pd.DataFrame) -> str:
 
 
 def _proof(runs: pd.DataFrame, table: pd.DataFrame) -> str:
-    """The clause `; 2 seeds prove nothing, at least 4 are needed`; "" if an exact test could be significant or there is none."""
+    """The clause `; 2 seeds prove nothing, at least 4 are needed`; "" if an exact test could be significant or none was made."""
     tested = int(max(table[f"{test}_p"].notna().groupby(table.question).sum().max() for test in TESTS))
     seeds = int(runs.groupby("arm").size().max())
     if not tested or tested * tests.smallest_p(seeds, seeds) <= SIGNIFICANT:
@@ -115,7 +115,7 @@ def _states(runs: pd.DataFrame) -> str:
 
 
 def _stable(results: Results) -> str:
-    """Sentences on a sweep of controls alone: the numbers of settings in which runs reached a healthy reward, and collapsed."""
+    """Sentences on a sweep whose runs lack a mismatch: numbers of settings that reached a healthy reward, and that collapsed."""
     runs = results.ended
     if runs.empty:
         return ""
@@ -143,7 +143,7 @@ def _by_source(runs: pd.DataFrame) -> list[str]:
 
 
 def _share(runs: pd.DataFrame) -> str:
-    """The collapsed ones of `runs` as text, such as `1 of 5`, with a 95% interval if all are of one arm. Arms differ in rate."""
+    """The collapsed ones of `runs` as text, such as `1 of 5`, with a 95% interval if the runs differ in nothing but the seed."""
     share = tests.fraction(int(runs.event.sum()), len(runs))
     band = f" (95% interval {share.lower:.0%} to {share.upper:.0%})" if runs.arm.nunique() == 1 else ""
     return f"{runs.event.sum()} of {len(runs)}{band}"
@@ -164,7 +164,7 @@ def _listed(parts: list[str], between: str = ", ") -> str:
 
 
 def _compatible(runs: pd.DataFrame) -> str:
-    """A sentence with the highest collapse rate that the smallest arm without a collapse leaves possible. Arms are not pooled."""
+    """A sentence on settings without a collapse: the highest collapse rate compatible with the one that has the fewest runs."""
     arms = runs.groupby("arm").event.agg(["sum", "size"])
     fewest = arms["size"][arms["sum"] == 0].min()
     if pd.isna(fewest) or len(runs[["loss", "setting"]].drop_duplicates()) < 2:
@@ -210,7 +210,7 @@ def _control(results: Results) -> str:
 
 
 def _comparisons(table: pd.DataFrame, hopeless: bool) -> list[str]:
-    """Sentences on comparisons of arms that are significant after Holm's adjustment, or that none can be (if `hopeless`)."""
+    """A sentence per question and test on the significant comparisons. hopeless: whether to include tests with too few runs."""
     sentences = []
     for question, title in QUESTIONS.items():
         for test, what in TESTS.items():

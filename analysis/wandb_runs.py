@@ -1,4 +1,4 @@
-"""Reading runs from W&B, offline files or a server, as records like those of folders. Only this module imports wandb."""
+"""Reading runs from W&B, offline files or a server, as records like those of run folders. Nothing else here imports wandb."""
 
 from __future__ import annotations
 

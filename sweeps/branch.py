@@ -1,4 +1,4 @@
-"""`faultline branch`: continue a run from a checkpoint under other settings, and compare. Errors come before importing torch."""
+"""`faultline branch`: continue a run from a checkpoint under other settings, and compare. Wrong keys fail before torch loads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: boo
     """Continue a run's checkpoint with `seeds` seeds, unchanged and under each other setting. Returns the report's path.
 
     origin, at: folder of the run, and step of its checkpoint, None for the last one.
-    arms: overrides of each arm, separated by spaces, such as "correction=icepop steps=400". noise: add an arm that samples
+    arms: overrides of each setting, separated by spaces, such as "correction=icepop steps=400". noise: add a setting sampled
     in the trainer's precision, with synthetic noise of the same K3 as the run's rollouts. trust: allow importing code that
     the run's config names. The runs form the sweep <sweep>-branch-<hash>-<step>. Repeating the command resumes or skips them.
     Raises UserError on an override that the checkpoint cannot take, and on a checkpoint after a collapse.
@@ -59,7 +59,7 @@ def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: boo
 
 
 def _seeded(checkpoint: Checkpoint, arm: str, seeds: int, sweep: str) -> list[Config]:
-    """The configs of a branch, one per seed. arm: overrides separated by spaces. Raises UserError on a wrong one."""
+    """The configs of a branch, one per seed. arm: overrides separated by spaces. Raises UserError on a wrong override."""
     _check_overrides(arm)
     changed, configs = overridden(checkpoint.config, arm.split()), []
     for seed in range(seeds):
@@ -133,7 +133,7 @@ def _accepted(checkpoint: Checkpoint, config: Config, overrides: str) -> Config:
 
 
 def _check_waiting(origin: Config, config: Config, overrides: str) -> None:
-    """Raise UserError if an override needs routes or sampling masks that the checkpoint's queued rollouts lack."""
+    """Raise UserError if an override needs expert routes or sampling masks that the checkpoint's queued rollouts lack."""
     waits = origin.rollout.staleness or origin.rollout.partial_tokens
     masks = config.rollout.replay_sampling_mask and not origin.rollout.replay_sampling_mask
     if waits and masks:

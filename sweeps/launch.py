@@ -174,7 +174,7 @@ def _check_unchanged(sweep: Sweep, grid: dict[str, Config], states: dict[str, Ru
 
 
 def plan(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> None:
-    """Create a folder with a config, and a log entry, for each new run. Names of earlier runs' settings may then change."""
+    """Create a folder with a config, and a log entry, for each new run. Log the new names of earlier runs' settings, if any."""
     new = {run: config for run, config in grid.items() if run not in states}
     for run, config in new.items():
         folder = sweep.folder(run)

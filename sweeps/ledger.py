@@ -69,7 +69,7 @@ class Sweep:
             write_file(self.path, f".sweep/{name}", json.dumps(content, indent=2) + "\n", durable=True)
 
     def log(self, event: str, runs: Iterable[str], **more: Any) -> None:
-        """Append one event for each of `runs` to the log. Only `planned` creates the log, so a moved sweep gets no second one."""
+        """Append an event for each of `runs` to ledger.jsonl. Only `planned` creates the file: a moved sweep gets no new one."""
         assert event in EVENTS
         now = round(time.time(), 3)
         refuse_links(self.path, ".sweep/ledger.jsonl")
@@ -108,7 +108,7 @@ class Sweep:
         return states
 
     def arms(self) -> dict[str, str]:
-        """Run with a readable config -> name of its setting (arm), which runs that differ only in seed share."""
+        """Run with a readable config -> name of its setting (arm). Runs that differ only in seed share the name."""
         configs = {}
         for path in self.path.glob("*/config.json"):
             with suppress(UserError):

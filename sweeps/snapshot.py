@@ -61,7 +61,7 @@ def _copy(folder: Path, digest: str) -> None:
 
 
 def _digest() -> str:
-    """Digest of the code: 12 hex digits of the SHA-256 of every file of the packages, except SKIPPED."""
+    """Digest of the code: 12 hex digits of the SHA-256 of every file of the packages, but for byte code and Markdown."""
     digest = hashlib.sha256()
     for package in PACKAGES:
         for path in sorted((HOME / package).rglob("*")):

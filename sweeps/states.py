@@ -13,9 +13,9 @@ EVENTS: dict[str, dict[str, type]] = {
     "ended": {"state": str},
     "cancelled": {},
 }
-"""Ledger event → its required keys besides `event`, `run` and `time`. A line without them is damaged.
+"""Ledger event → its required keys besides `event`, `run` and `time`. A line without them is damaged. arm: name of the setting.
 
-planned: the run belongs to the sweep. renamed: new runs of the sweep differ from it in another key, so its arm has another name.
+planned: the run belongs to the sweep. renamed: new runs of the sweep differ from it in another key, which its arm now states.
 submitted: a launcher took it up; batch is Slurm's, empty for the local launcher. started: its process began; step is the step
 of its checkpoint. ended: its process ended; state is one of ENDS. cancelled: the user cancelled it.
 """

@@ -20,7 +20,8 @@ class Output(NamedTuple):
     """A figure of a sweep's report, with its title and caption.
 
     draw: makes the figure, or returns the reason why there is none. panels: words that a panel may show -> sentence that the
-    caption gets if they are shown. control: sentence that the caption gets if the control is drawn.
+    caption gets if they are shown. control: sentence that the caption gets if a line has the colour of the control, the
+    uncorrected runs in the trainer's own precision.
     """
 
     title: str
@@ -30,7 +31,7 @@ class Output(NamedTuple):
     control: str = ""
 
     def explain(self, figure: Figure) -> str:
-        """The caption of a drawn figure, with the sentences on the panels and the control that the figure has."""
+        """The caption of a drawn figure, with the sentences on panels and the control (runs without mismatch) that it shows."""
         words = " ".join(text.get_text() for text in figure.findobj(Text))
         conditional = [text for name, text in self.panels.items() if name in words]
         black = any(to_hex(line.get_color()) == CONTROL for axis in figure.axes for line in axis.lines)

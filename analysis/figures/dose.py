@@ -62,7 +62,7 @@ def response(results: Results) -> Figure | str:
 
 
 def nearest(measured: float, curves: list[Curve]) -> float | None:
-    """The noise persistence set for the curve whose persistence measured over 20 syncs is nearest to `measured`; else None."""
+    """The configured noise persistence of the curve whose measured persistence is nearest to `measured`; None if unmeasured."""
     apart = [(abs(curve.measured - measured), curve.persistence) for curve in curves]
     return min((pair for pair in apart if not np.isnan(pair[0])), default=(0.0, None))[1]
 
@@ -89,13 +89,13 @@ def _legend(margin: float, corrected: bool) -> dict[str, Line2D]:
 
 
 def _fitted(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """A dose-response curve as (doses, fit, lower and upper end of its band), from a tenth of the smallest positive dose on."""
+    """A fitted curve of reward over K3: (K3, fit, lower and upper end of its band), from a tenth of the least positive K3 on."""
     x = np.geomspace(curve.doses[curve.doses > 0][0] / 10, curve.doses[-1], POINTS)
     return x, *curve.at(x)
 
 
 def _curve(results: Results, axis: Axes, curve: Curve) -> None:
-    """Draw reward over K3 of synthetic noise: the mean of each noise as a marker, and the fit with its band if there is one."""
+    """Draw reward over K3 of synthetic noise: a marker for the mean at each size of the noise, and any fit with its band."""
     if curve.level is not None:
         x, fitted, low, high = _fitted(curve)
         axis.plot(x, fitted, color=NEUTRAL, linewidth=1.5)

@@ -18,7 +18,7 @@ from harness.room import bounded
 
 NONE = "no run has dumps; dump.every keeps the log-probabilities of whole batches (docs/dumps.md)"
 MOST_TOKENS = 200_000
-"""Maximum number of tokens in the density plot. Of more tokens, evenly spaced ones are drawn."""
+"""Maximum number of tokens in a density plot. If there are more, evenly spaced ones are drawn."""
 TOP = 0.1
 """Maximum share of the sequence weights, the largest ones, from which their tail index is estimated."""
 TRUSTED = 0.7
@@ -87,7 +87,7 @@ def positions(results: Results) -> Figure | str:
 
 
 def by_position(tokens: Dumped, points: int = 64) -> tuple[np.ndarray, np.ndarray]:
-    """K3 by position: (end of a bin, mean of ρ − 1 − log ρ), ρ = π_old/μ. Bins are geometric beyond `points` positions."""
+    """K3 by position: (end of a bin, mean of ρ − 1 − log ρ), ρ = π_old/μ. Bins are geometric if positions exceed `points`."""
     edges = np.unique(np.geomspace(1, tokens.position.max(), points).round().astype(int))
     edges = np.arange(1, tokens.position.max() + 1) if tokens.position.max() <= points else edges
     bins, k3 = np.searchsorted(edges, tokens.position), np.expm1(tokens.log_ratio) - tokens.log_ratio
@@ -97,7 +97,7 @@ def by_position(tokens: Dumped, points: int = 64) -> tuple[np.ndarray, np.ndarra
 
 
 def hill(log_weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Hill's estimate of the tail index of weights w, as (m, k̂_m) for the m largest ones, up to the share `TOP`.
+    """Hill's estimate of the tail index of weights w, as (m, k̂_m) for the m largest ones, with m up to a tenth of all.
 
     k̂_m = (1/m) Σ_{i≤m} log w_(i) − log w_(m+1), with w_(i) the i-th largest. The tail index k is that of
     P(w > x) ~ x^(−1/k) (Hill, Annals of Statistics 3, 1975). The weights have a mean for k < 1, and a variance for k < 1/2.
@@ -108,7 +108,7 @@ def hill(log_weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _dumped(results: Results) -> dict[str, Dumped]:
-    """Rollout precision -> its dumped tokens, from fine to coarse. Runs read from W&B have no dumps."""
+    """Rollout precision -> its dumped tokens, ordered from fine to coarse precision. Runs read from W&B have no dumps."""
     paths: dict[str, list[Path]] = {}
     if results.folder is None:
         return {}

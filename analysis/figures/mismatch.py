@@ -116,7 +116,7 @@ def aligned_traces(results: Results) -> Figure | str:
 
 
 def _aligned(axis: Axes, rows: pd.DataFrame, name: str, number: int, mark: Mark) -> None:
-    """Draw metric `name` of `number` collapsed runs with one source of mismatch: each if few, else median and middle half."""
+    """Draw metric `name` of `number` collapsed runs of one source of mismatch: each if at most 5, else median and quartiles."""
     if rows.empty:
         return
     if number <= FEW:

@@ -1,4 +1,4 @@
-"""Figures of outcomes by arm (runs alike but for the seed): survival, healthy steps gained, heat maps and reward curves."""
+"""Figures of outcomes by arm (runs alike but for the seed): survival, steps gained, last rewards, heat maps, reward curves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CURVE_POINTS = 200
 LEAST_SPAN = 0.3
 """Minimum range (highest less lowest reward) of a reward axis, so that small differences look small."""
 PLAIN = "no correction"
-"""Title of the panel that shows the arms without a correction."""
+"""Title of the panel that shows the runs without a correction."""
 RISKS = 5
 """Number of evenly spaced optimizer steps at which a survival plot states how many runs are still at risk of a collapse."""
 
@@ -41,7 +41,7 @@ def enough(results: Results) -> bool:
 
 
 class Panel(NamedTuple):
-    """A panel: arms of one loss and setting, uncorrected or of one source of mismatch. calm: the setting without noise keys."""
+    """A panel of a figure: its arms (runs alike but for the seed) have one loss and, noise left out, one setting `calm`."""
 
     title: str
     loss: str
@@ -78,7 +78,7 @@ def survival_curves(results: Results) -> Figure | str:
 
 
 def _survival(figure: Figure, axis: Axes, runs: pd.DataFrame, mark: Mark, place: int, end: float) -> None:
-    """Draw the Kaplan-Meier curve of `runs`, its interval at `end`, censored runs as ticks, and runs at risk in row `place`."""
+    """Draw the Kaplan-Meier curve of `runs`, its interval at `end`, censored runs as ticks; below, row `place`: runs at risk."""
     km = survival.kaplan_meier(runs.time.to_numpy(), runs.event.to_numpy(bool))
     axis.step(km.time, km.survival, where="post", linewidth=1.6, **mark.line)
     # A band for each arm would cover the others. If no run is left at risk, the last interval before that is drawn.
@@ -96,10 +96,10 @@ def _survival(figure: Figure, axis: Axes, runs: pd.DataFrame, mark: Mark, place:
 
 
 def panels(runs: pd.DataFrame, order: list[str]) -> list[Panel]:
-    """Divide a sweep's arms (runs alike but for the seed) among the panels of a figure: by loss and setting, eight at most.
+    """Divide a sweep's arms (runs alike but for the seed) among panels of a figure by loss and setting, at most eight in each.
 
-    The first panel of a loss and setting compares all uncorrected arms. Each source of mismatch with corrections has a further
-    panel, which compares them with the uncorrected arm. The title of a panel names only what differs between the panels.
+    The first panel of a loss and setting compares all uncorrected arms, unless a further panel has them all. Each source of
+    mismatch with corrections has a further panel, which compares them with the uncorrected arm. Titles name what differs.
     """
     arms = runs.drop_duplicates("arm").set_index("arm")
     arms = arms.loc[[arm for arm in order if arm in arms.index]].reset_index()
@@ -130,7 +130,7 @@ def part_of(place: int, parts: list) -> str:
 
 
 def _looks(results: Results, shown: list[Panel]) -> dict[str, Line2D]:
-    """Legend label -> line, for each source of mismatch and correction in the panels `shown`, the control first."""
+    """Legend label -> line, for each source of mismatch and correction in the panels `shown`; no mismatch comes first."""
     arms = results.runs.drop_duplicates("arm").set_index("arm").loc[[arm for panel in shown for arm in panel.arms]]
     legend: dict[str, Line2D] = {}
     for arm, row in arms.sort_values("control", ascending=False, kind="stable").iterrows():
@@ -140,7 +140,7 @@ def _looks(results: Results, shown: list[Panel]) -> dict[str, Line2D]:
 
 
 def forest(results: Results) -> Figure | str:
-    """The figure of steps without a collapse that each arm gains on its uncorrected or exact reference, with interval and p."""
+    """The figure of steps without a collapse that runs gain on their reference: uncorrected runs, or runs without a mismatch."""
     table = results.outcomes
     table = table[table.collapse_p.notna()].iloc[::-1].reset_index(drop=True)
     if not enough(results):
@@ -169,7 +169,7 @@ def forest(results: Results) -> Figure | str:
 
 
 def ends(results: Results) -> Figure | str:
-    """The figure of each ended run's last held-out reward: runs alike but for the seed in a row, by loss and setting."""
+    """The figure of each ended run's last held-out reward: a row for runs alike but for the seed, sorted by loss and setting."""
     final = results.rewards.final
     runs = results.runs.assign(final=final)[(results.runs.outcome != "unfinished") & final.notna()]
     if runs.empty:
@@ -218,7 +218,10 @@ def heat_maps(results: Results) -> Figure | str:
 
 
 def reward_curves(results: Results) -> Figure | str:
-    """The figure of held-out reward over RL steps: a panel per loss, setting and source of mismatch, the control drawn behind."""
+    """The figure of held-out reward over RL steps: a panel per loss, setting and source of mismatch.
+
+    Up to ten runs of the control, which has no mismatch, are drawn pale behind.
+    """
     none = "no run has recorded a held-out reward"
     if "eval/reward" not in results.steps:
         return none
@@ -249,7 +252,7 @@ def reward_curves(results: Results) -> Figure | str:
 
 
 def _rewards(axis: Axes, runs: pd.DataFrame, by_run: dict[str, pd.DataFrame], mark: Mark) -> None:
-    """Draw held-out reward of equal runs: each seed if there are at most five, else the median with ten faint runs behind it."""
+    """Draw held-out reward of runs alike but for the seed: each if at most five, else the median with ten faint ones behind."""
     curves, few = [by_run[run] for run in runs.index], len(runs) <= survival.FEW
     marked: dict[str, Any] = {"marker": mark.marker, "markersize": 3.5}
     for run, curve in zip(runs.index[:10], curves, strict=False):

@@ -49,7 +49,7 @@ def lead_times(results: Results) -> Figure | str:
 
 
 def bounds(results: Results) -> Figure | str:
-    """Heat maps of collapses and last reward. Rows: correction and its precision, loss, setting. Columns: upper weight bound."""
+    """Heat maps of collapses and last reward. Rows: correction, precision, loss and setting. Columns: upper bound of weights."""
     bounds_of = {run: values.get(BOUND) for run, values in results.flat.items()}
     upper = pd.Series(bounds_of, dtype=float).dropna()
     runs = results.runs_but([BOUND])
@@ -76,7 +76,7 @@ def bounds(results: Results) -> Figure | str:
 
 
 def frontier(results: Results) -> Figure | str:
-    """Heat maps of uncorrected runs: shares that collapsed and that reached the reward HEALTHY, a column per learning rate."""
+    """Heat maps of uncorrected runs by learning rate: shares that collapsed, and that reached a held-out reward of 0.95."""
     rate = pd.Series({run: config["actor"]["lr"] for run, config in results.configs.items()})
     runs = results.runs_but([RATE])
     plain = runs[runs.correction == "none"]
@@ -96,7 +96,7 @@ def frontier(results: Results) -> Figure | str:
 
 
 def costs(results: Results) -> Figure | str:
-    """The figure of cost by arm (runs alike but for the seed): seconds per RL step, and share of tokens that go unused."""
+    """The figure of cost by arm (runs alike but for the seed): seconds per RL step, and shares of tokens left unused."""
     table = results.costs.iloc[::-1].reset_index(drop=True)
     columns = ("step_seconds", "tokens_rejected", "tokens_weighted_zero")
     shown = [column for column in columns if column in table and table[column].any()]

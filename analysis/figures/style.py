@@ -24,7 +24,7 @@ from analysis.marks import DASHES, HUES, MARKERS, Mark
 PANEL = 8
 """Maximum number of lines drawn in one panel (axes) of a figure; further ones get another panel."""
 SERIES = tuple(HUES[name] for name in ("bf16", "nvfp4_w4a4", "nvfp4", "int8", "fp8_tensor", "fp16", "mxfp8", "fp8_block"))
-"""Colours of lines that are not arms, such as families of corrections. Arms have their colours in `Results.marks`."""
+"""Colours of lines that do not stand for runs of a sweep, such as families of corrections. `Results.marks` has those of runs."""
 HEAT = "Oranges"
 """Colour map of heat maps, from nearly white to a strong colour. Lightness falls evenly, so that a grey print is readable."""
 WIDTH = 9.0
@@ -44,7 +44,7 @@ matplotlib.rcParams |= {
 
 
 def series(place: int) -> dict[str, Any]:
-    """Colour and dash of line number `place` in a figure whose lines are not arms; the first 64 are distinct."""
+    """Colour and dash of line number `place` in a figure whose lines stand for no runs of a sweep; the first 64 are distinct."""
     return {"color": SERIES[place % len(SERIES)], "linestyle": DASHES[place // len(SERIES) % len(DASHES)]}
 
 
@@ -128,7 +128,7 @@ def legend_below(figure: Figure, axes: Iterable[Axes], more: Mapping[str, Handle
 
 
 def key(mark: Mark, line: bool = True, **options) -> Line2D:
-    """A legend handle in the look of `mark`: a line with a marker if it is not a circle, or a marker alone if not `line`."""
+    """A legend handle in the look of `mark`: a line, with the marker unless that is a circle; the marker alone if not `line`."""
     if line:
         marker = "" if mark.marker == MARKERS[0] else mark.marker
         return Line2D([], [], linewidth=1.6, marker=marker, markersize=4, **mark.line, **options)
@@ -149,8 +149,8 @@ class Drawing(NamedTuple):
 def draw(figure: Figure, name: str) -> Drawing:
     """The figure as SVG. name: prefix of the ids of its curves. A line whose gid is a run's id is the curve of that run.
 
-    The background is transparent, and each colour has a dark variant. matplotlib names no black fill, so text and black shapes
-    take the page's text colour. The texts may come from an untrusted run, so they are escaped.
+    The background is transparent, and each colour has a variant for dark pages. matplotlib writes no fill for black, so text and
+    black shapes take the page's text colour. The texts may come from an untrusted run, so they are escaped.
     """
     for text in figure.findobj(Text):
         text.set_text(literal(text.get_text()))
@@ -172,7 +172,7 @@ def draw(figure: Figure, name: str) -> Drawing:
 
 
 def _settle(figure: Figure) -> None:
-    """Fix the places of the figure's panels, with text sizes as in an SVG. Saving would otherwise draw it to find them."""
+    """Fix the places of the figure's panels, with text sizes as in an SVG. Else saving would draw the figure to find them."""
     FigureCanvasSVG(figure)
     if engine := figure.get_layout_engine():
         engine.execute(figure)
@@ -180,7 +180,7 @@ def _settle(figure: Figure) -> None:
 
 
 def themed(declaration: re.Match[str]) -> str:
-    """The matched CSS declaration of a colour, followed by one with `light-dark` that has the colour's dark variant too."""
+    """The matched CSS declaration of a colour, followed by one with `light-dark` that adds a colour for dark pages."""
     name, colour = declaration.groups()
     return f"{name}: {colour}; {name}: light-dark({colour}, {dark(colour)})"
 

@@ -67,7 +67,7 @@ def page(
     It shows the title, the answer, the note with a link (anchor, words), then the sections. The first sentence of the answer is a
     headline, and the rest are a list. The answer has at least one sentence.
     runs: run id -> {"arm", "seed", "href": its folder or "", "settings": those that differ between runs}, shown beside its curve.
-    marks: mark of each arm, drawn before the arm's name in the first column of a table.
+    marks: name of an arm (runs alike but for the seed) -> its mark, drawn before the name in the first column of a table.
     """
     shown, progress = [], Progress(len(sections))
     for section in sections:
@@ -82,7 +82,7 @@ def page(
 
 @functools.cache
 def swatch(mark: Mark) -> Markup:
-    """An SVG element without text that shows an arm's marker in its colour, as matplotlib draws it."""
+    """An SVG element without text that shows the marker of `mark` in its colour, as matplotlib draws it."""
     style = MarkerStyle(mark.marker)
     words = []
     for vertices, code in style.get_path().transformed(style.get_transform()).iter_segments(simplify=False):

@@ -11,7 +11,8 @@ from analysis.labels import coarseness
 
 
 def order(runs: pd.DataFrame) -> list[str]:
-    """Names of arms in display order: control first, then fine to coarse precision, by loss, uncorrected before corrected."""
+    """Names of arms (runs alike but for the seed) in display order: control (without a mismatch) first, then fine to coarse
+    precision, by loss, uncorrected before corrected."""
     arms = runs.drop_duplicates("arm")
 
     def key(run: Any) -> tuple:
@@ -21,9 +22,10 @@ def order(runs: pd.DataFrame) -> list[str]:
 
 
 def references(runs: pd.DataFrame) -> dict[str, str]:
-    """Arm -> its reference arm: the uncorrected arm for a corrected one, else the control, with all else equal.
+    """Arm (runs alike but for the seed) -> its reference arm, with all else equal.
 
-    Synthetic noise counts as a mismatch, so the control of an arm with noise has no noise.
+    The reference of a corrected arm is the uncorrected one. That of an uncorrected arm is the control, which samples in the
+    trainer's precision and has no synthetic noise, since noise counts as a mismatch.
     """
     arms = runs.drop_duplicates("arm")
     plain = {(a.precision, a.loss, a.setting): a.arm for a in arms[arms.correction == "none"].itertuples()}
@@ -37,11 +39,11 @@ def references(runs: pd.DataFrame) -> dict[str, str]:
 
 
 def combinations(runs: pd.DataFrame, final: pd.Series) -> pd.DataFrame:
-    """A row per arm with an ended run, with its place in the matrix of precision and correction by loss and setting.
+    """A row per arm (runs alike but for the seed) with an ended run: its place in the report's matrix, and its outcomes.
 
-    down, across: labels of the matrix's row and column; rows are the longer list. collapsed, never_learned: numbers of runs, out
-    of `known` ended ones. mean, least, most: of the last reward `final`. from_control: its mean difference, seed by seed, from
-    the control of that loss and setting.
+    down, across: labels of the matrix's row and column, precision with correction, and loss with setting; the more numerous ones
+    label rows. collapsed, never_learned: numbers of runs, out of `known` ended ones. mean, least, most: of the last reward
+    `final`. from_control: its mean difference, seed by seed, from the control (without a mismatch) of that loss and setting.
     """
     runs = runs[runs.outcome != "unfinished"]
     runs = runs.assign(final=final[runs.index], column=(runs.loss + " " + runs.setting).str.strip())

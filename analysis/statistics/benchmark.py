@@ -1,7 +1,8 @@
-"""Scores of a benchmark's entries (corrections) over regimes and seeds, after rliable (Agarwal et al. 2021, arXiv 2108.13264).
+"""Scores of a benchmark's entries over regimes and seeds, after rliable (Agarwal et al. 2021, arXiv 2108.13264).
 
-A table of runs has the columns entry, regime, seed, outcome, start (the first held-out reward), and the last held-out reward of
-each deployed policy, `trainer` and `sampler`. The entries NONE and CONTROL are its references.
+An entry is a loss, an advantage or a correction, and a regime a task and model with a source of mismatch. A table of runs has
+the columns entry, regime, seed, outcome, start (the first held-out reward), and the last held-out reward of each deployed
+policy, `trainer` and `sampler`. Two entries are for reference: NONE, without a correction, and CONTROL, without a mismatch.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ from scipy.stats import trim_mean
 from harness.errors import UserError
 
 NONE, CONTROL = "none", "control"
-"""Entries of the benchmark that every regime needs: no correction, and the exact control, whose rollouts have no mismatch."""
+"""Entries that the benchmark needs in every regime (task, model, source of mismatch): no correction, and no mismatch."""
 POLICIES = ("trainer", "sampler")
-"""Policies that may be deployed. A table of runs has the last held-out reward of each in a column of that name."""
+"""Policies that may be deployed after training. A table of runs has the last held-out reward of each in a column of its name."""
 FLOOR = 0.25
-"""Minimum harm of the mismatch, as a share of the control's gain, by which `normalised` divides. Less would be noise."""
+"""Minimum harm of a mismatch by which `normalised` divides, as a share of the reward gained without it. Less would be noise."""
 RESAMPLES = 2000
 
 
 def normalised(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
-    """A row per run: entry, regime, seed, outcome, gain. The gain of no correction is 0, and the control's is about 1.
+    """A row per run with its gain: 0 for no correction, about 1 for the control, the entry without a mismatch.
+
+    Columns: entry, regime (task, model and mismatch), seed, outcome, gain.
 
     gain = (e − e_none)/max(c − n, FLOOR·(c − b)), where e is the run's last reward and e_none that of the same seed without
     correction. c, n and b are means of a regime over seeds: the control's last reward, that without correction, and the control's
@@ -46,17 +49,17 @@ def normalised(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
 
 
 def interquartile_mean(values: Sequence[float] | np.ndarray) -> float:
-    """Mean of the middle half of all values, by which rliable aggregates over regimes and seeds."""
+    """Mean of the middle half of all values, by which rliable (arXiv 2108.13264) aggregates over tasks and seeds."""
     return float(trim_mean(np.asarray(values, dtype=float), 0.25, axis=None))
 
 
 def interval(gains: np.ndarray, seed: int = 0) -> tuple[float, float]:
     """The 95 % percentile interval of the interquartile mean by a bootstrap of seeds. gains: [seeds, regimes].
 
-    Each resample draws as many seeds as there are, with replacement, and takes them in every regime. A seed has the same prompts
-    and noise in all regimes, and one warm start in regimes of equal tasks and models, so its gains are not independent between
-    regimes. Two things are held fixed: the regimes, so the interval says nothing about other ones, and the scale of the gains,
-    which is a mean over all seeds of the references. rliable draws independently in each task instead.
+    A regime is a task and model with a source of mismatch. Each resample draws as many seeds as there are, with replacement, and
+    takes them in every regime: the gains of a seed depend on each other, since it has the same prompts and noise in all regimes.
+    In regimes of equal tasks and models it has one warm start too. rliable draws independently in each task instead. The regimes
+    are held fixed, so the interval says nothing about other ones. So is the scale of the gains, a mean over all seeds.
     """
     rng = np.random.default_rng(seed)
     drawn = gains[rng.integers(0, len(gains), (RESAMPLES, len(gains)))].reshape(RESAMPLES, -1)
@@ -65,20 +68,20 @@ def interval(gains: np.ndarray, seed: int = 0) -> tuple[float, float]:
 
 
 def improvement(ends: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
-    """Probability that a run of one entry ends above one of another: the mean over regimes of P(x > y) + P(x = y)/2.
+    """Probability that a run of one entry ends with more reward than one of another: mean over regimes of P(x > y) + P(x = y)/2.
 
-    ends, others: an array per regime with the last rewards x of the one entry's runs, and y of the other's.
+    ends, others: an array per regime (task and mismatch) with the last rewards x of the one entry's runs, and y of the other's.
     """
     wins = [((x[:, None] > y) + 0.5 * (x[:, None] == y)).mean() for x, y in zip(ends, others, strict=True)]
     return float(np.mean(wins))
 
 
 def scores(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
-    """A row per entry that has every regime and seed of the entry NONE, best first. policy: whose last rewards count.
+    """A row per entry (such as a correction) with every regime (task and mismatch) and seed of the entry NONE, best first.
 
-    Columns: entry, gain (interquartile mean), low, high, improvement (over NONE), worst (least mean gain of a regime), in (that
-    regime), collapses, runs. Raises UserError if an entry has several rows of a regime and seed, and if NONE lacks
-    a seed in a regime that it has in another.
+    policy: column of the last rewards that count. Columns: entry, gain (interquartile mean), low, high, improvement (over NONE),
+    worst (least mean gain of a regime), in (that regime), collapses, runs. Raises UserError if an entry has several rows of a
+    regime and seed, and if NONE lacks a seed in a regime that it has in another.
     """
     if (twice := runs.duplicated(["entry", "regime", "seed"])).any():
         entry, regime, seed = runs.loc[twice.to_numpy(), ["entry", "regime", "seed"]].iloc[0]

@@ -20,7 +20,7 @@ Curves = dict[str, list[dict[str, float]]]
 
 
 def curves(steps: pd.DataFrame) -> Curves:
-    """The evaluations of each run. Runs branched off another run are left out: their detectors saw the parent's rows too."""
+    """The evaluations of each run. Runs from another run's checkpoint are left out, since their detectors saw its rows too."""
     if not {"eval/reward", "eval/stderr"} <= set(steps.columns):
         return {}
     whole = steps.groupby("run", observed=True).step.transform("min") == 0
@@ -40,7 +40,7 @@ def reread(rows: list[dict[str, float]], config: dict[str, Any]) -> dict[str, in
 
 
 def robustness(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evaluated: Curves) -> pd.DataFrame:
-    """Number of runs with a drawdown: a row per arm, a column per depth and length of a drawdown. NaN: no run can be judged."""
+    """Number of runs with a drawdown: a row per setting, a column per depth and length. NaN: no run of it can be judged."""
     definitions = pd.MultiIndex.from_product([DELTAS, LENGTHS], names=["delta", "consecutive"])
     counts: dict[str, np.ndarray] = {}
     for run in runs.itertuples():
@@ -51,7 +51,7 @@ def robustness(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evaluated
 
 
 def _fires(rows: list[dict[str, float]], configured: dict[str, Any]) -> list[bool]:
-    """Whether the drawdown detector fires on `rows`: a list, one bool per (depth, length). If the first is False, all are."""
+    """Whether the drawdown detector fires on `rows`: a bool per (depth, length). The first pair is the easiest to fulfil."""
     fired: list[bool] = []
     for delta, m in product(DELTAS, LENGTHS):
         possible = not fired or fired[0]

@@ -1,9 +1,10 @@
 """Dose and response: the reward of a policy over the size of its mismatch, for synthetic noise of one persistence.
 
-An arm with noise is a point. Its dose is the median over runs of K3, itself the median over steps; its response r is the mean
-over runs of the mean of the LAST last held-out evaluations. The arms of one correction and persistence form a curve from
-the exact control with dose 0 on. Its fit f minimises Σ n_i·(f_i − r_i)² over f_0 ≥ f_1 ≥ …, with n_i runs at dose i (isotonic
-regression). f is linear in √K3 between doses, since √K3 grows as the log ratio does, and undefined beyond the largest dose.
+An arm, the runs with noise that differ only in seed, is a point. Its dose is the median over runs of K3, itself the median over
+steps. Its response r is the mean over runs of the mean of the last 3 held-out evaluations. The arms of one correction and
+persistence form a curve that begins at dose 0 with the control, which has no noise. Its fit f minimises Σ n_i·(f_i − r_i)² over
+f_0 ≥ f_1 ≥ …, with n_i runs at dose i (isotonic regression). f is linear in √K3 between doses, since √K3 grows as the log ratio
+does, and undefined beyond the largest dose.
     tolerated dose at a margin m = min {d: f(d) ≤ mean of the control − m}
 Bands are percentiles over resamples: the runs of each arm and of the control are drawn with replacement. The doses stay fixed.
 """
@@ -20,22 +21,23 @@ from analysis.statistics.measures import median
 from analysis.statistics.tests import Interval
 
 KEYS = ("rollout.engine.noise", "rollout.engine.noise_persistence", "rollout.engine.noise_seed")
-"""Config keys that determine the dose of synthetic noise."""
+"""Config keys that define the synthetic noise on the weights: its size, its persistence and its seed."""
 LAST = 3
 """Number of held-out evaluations at the end of a run whose mean reward is the run's response."""
 LEAST = 3
-"""Minimum number of doses (arms with different noise) to which a dose-response curve is fitted."""
+"""Minimum number of doses (sizes of the noise) to which a dose-response curve is fitted."""
 MARGIN = 0.05
-"""Default loss of mean held-out reward, absolute and against the control, at which a dose (K3) is no longer tolerated."""
+"""Default loss of mean held-out reward against runs without noise, absolute, at which a dose (K3) is no longer tolerated."""
 REPS = 1000
 
 
 class Curve(NamedTuple):
-    """A curve of reward over dose: the arms with noise of one loss, setting, correction and persistence, and their control.
+    """A curve of reward over dose (K3), from runs with synthetic noise of one loss, setting, correction and persistence.
 
-    doses: K3 in nats per token, ascending [D]. responses: per dose, an array of the runs' rewards. measured: median persistence
-    over 20 syncs, NaN if unmeasured. level: the fit at the control and each dose [1 + D]; drawn: the fit to each bootstrap draw
-    [REPS, 1 + D]; both None for too few doses. control: rewards of its runs. reference: their mean in each draw [REPS].
+    doses: K3 in nats per token, ascending [D]. responses: per dose, an array of the runs' rewards. control: rewards of the runs
+    without noise. measured: median persistence over 20 weight syncs, NaN if unmeasured. level: the fit at the control and each
+    dose [1 + D]; drawn: the fit to each bootstrap draw [REPS, 1 + D]; both None for too few doses. reference: mean of the
+    control in each draw [REPS].
     """
 
     policy: str
@@ -53,16 +55,16 @@ class Curve(NamedTuple):
 
     @property
     def family(self) -> tuple[str, str, str]:
-        """(policy, loss, setting) of the curve of reward over K3, which all curves with the same control share."""
+        """(policy, loss, setting) of the curve of reward over K3, shared by all curves that begin at equal runs without noise."""
         return self.policy, self.loss, self.setting
 
     @property
     def few(self) -> int:
-        """Number of runs of the curve's point (noise of one size, or the control) with the fewest runs."""
+        """Number of runs of the curve's point (noise of one size, or no noise) that has the fewest runs."""
         return min(map(len, (self.control, *self.responses)))
 
     def at(self, k3: np.ndarray | float) -> np.ndarray:
-        """The curve's fit at the doses `k3`, and the lower and upper end of its 95 % band, [3, ...]; NaN beyond its doses."""
+        """The fitted reward at `k3`, and the lower and upper end of its 95 % band, [3, ...]; NaN beyond the last fitted K3."""
         assert self.level is not None and self.drawn is not None
         known, asked = np.sqrt([0.0, *self.doses]), np.sqrt(np.asarray(k3, float))
         draws = np.array([np.interp(asked, known, level) for level in self.drawn])
@@ -70,7 +72,7 @@ class Curve(NamedTuple):
         return np.where(asked <= known[-1] * (1 + 1e-9), band, np.nan)
 
     def tolerated(self, margin: float) -> Interval:
-        """The K3 at which the curve's fit is `margin` below the control's mean reward; inf if it is not within the doses."""
+        """The K3 at which the fit has lost `margin` against the mean reward without noise; inf if no dose loses as much."""
         assert self.level is not None and self.drawn is not None
         known = np.sqrt([0.0, *self.doses])
         value = _crossing(known, self.level, self.control.mean() - margin)
@@ -79,7 +81,11 @@ class Curve(NamedTuple):
 
 
 class Real(NamedTuple):
-    """Runs with a real precision's mismatch. k3: nats per token. measured: persistence over 20 syncs. responses: rewards."""
+    """Runs that differ only in seed, and whose mismatch comes from the number format `precision`, not from synthetic noise.
+
+    k3: median of the runs, in nats per token. measured: median persistence of their log ratios over 20 weight syncs, NaN if
+    unmeasured. responses: held-out reward of `policy` at the end of each run.
+    """
 
     policy: str
     loss: str
@@ -97,7 +103,7 @@ class Real(NamedTuple):
 
 
 def _crossing(places: np.ndarray, level: np.ndarray, wanted: float) -> float:
-    """The square of the first place where the line through the points (places, level) falls to `wanted`; inf if nowhere."""
+    """The square of the first x where the line through the points (x in `places`, y in `level`) falls to `wanted`, else inf."""
     below = np.flatnonzero(level <= wanted)
     if not len(below):
         return np.inf
@@ -109,7 +115,7 @@ def _crossing(places: np.ndarray, level: np.ndarray, wanted: float) -> float:
 
 
 def fit(responses: list[np.ndarray]) -> np.ndarray:
-    """Isotonic regression: non-increasing least-squares levels [N] of the means of N arms, weighted by their numbers of runs."""
+    """Isotonic regression: non-increasing values [N] nearest to the means of N groups in least squares, weighted by size."""
     from scipy.optimize import isotonic_regression  # takes long to import, and few sweeps have noise
 
     means, runs = [values.mean() for values in responses], [len(values) for values in responses]
@@ -119,10 +125,11 @@ def fit(responses: list[np.ndarray]) -> np.ndarray:
 def points(
     runs: pd.DataFrame, configs: Mapping[str, Any], steps: pd.DataFrame, measures: pd.DataFrame, policies: Mapping[str, str]
 ) -> pd.DataFrame:
-    """A row per run and per policy whose held-out reward the run recorded: the dose and the response.
+    """A row per run and per policy whose held-out reward the run recorded: the dose (K3) and the response (reward).
 
     Columns: policy, loss, setting, correction, precision, control, seed, noise, persistence (of the noise), k3, measured
-    (persistence over 20 syncs), response. runs: the ended ones, named without KEYS. policies: metric -> policy in words.
+    (persistence over 20 weight syncs), response. runs: the ended ones, from `Results.runs_but`, whose names do not state the
+    keys of the noise (KEYS). policies: metric -> policy in words.
     """
     engines = {run: configs[run]["rollout"]["engine"] for run in runs.index}
     measures = measures.loc[runs.index]  # to assign a longer column to a table without rows would give it rows
@@ -146,7 +153,7 @@ def points(
 def curves(table: pd.DataFrame) -> list[Curve]:
     """Dose-response curves of reward over K3 of noise: one per policy, loss, setting, correction and persistence of the noise.
 
-    table: from `points`. Uncorrected curves come first. Noisy arms without a control in their precision are left out.
+    table: from `points`. Uncorrected curves come first. Noise in a precision without a control, which has no noise, is left out.
     """
     if table.empty:
         return []
@@ -181,7 +188,10 @@ def _curve(
 
 
 def precisions(table: pd.DataFrame) -> list[Real]:
-    """The precisions whose runs have no noise and are not the control's. table: a row per run and policy, from `points`."""
+    """The runs without noise in a precision other than that of the control, which has no mismatch, grouped by setting.
+
+    table: a row per run and policy, from `points`.
+    """
     if table.empty:
         return []
     own = table[table.control].groupby(["policy", "loss", "setting"]).precision.first().to_dict()

@@ -1,4 +1,4 @@
-"""Summaries of the metrics that runs recorded, per run and per arm: mismatch, evaluations, causes of collapse, cost."""
+"""Summaries of recorded metrics per run and per arm (runs alike but for the seed): mismatch, evaluations, collapses, cost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def measures(runs: pd.DataFrame, steps: pd.DataFrame, rewards: pd.DataFrame) -> 
     """A row per run: its held-out rewards and its mismatch.
 
     Columns: final_reward, best_reward; k3, the median over steps (nats per token); ess_sequence_min; log_ratio_max (nats);
-    persistence, the median over steps of the persistence over 20 syncs; the mean shares tokens_rejected and tokens_weighted_zero.
+    persistence, the median over steps of that over 20 weight syncs; the mean shares tokens_rejected and tokens_weighted_zero.
     Only the steps of a run up to the onset of a collapse count, since later ones cannot have caused it.
     """
     before = ~(steps.step > per_row(steps, runs.onset))
@@ -56,7 +56,7 @@ def measures(runs: pd.DataFrame, steps: pd.DataFrame, rewards: pd.DataFrame) -> 
 
 
 def evaluations(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """A row per run and evaluation: arm, seed, step, held-out reward, mismatch metrics, and metrics of probed precisions."""
+    """A row per run and evaluation: arm (name of its setting), seed, step, held-out reward, metrics of mismatch and of probes."""
     if "eval/reward" not in steps:
         return pd.DataFrame(columns=["run", "arm", "seed", "step", "eval/reward"])
     probed = [name for name in steps if name.startswith("probe/")]
@@ -66,14 +66,14 @@ def evaluations(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def causes(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per arm, detector that dated the collapse, and cause: the number of collapsed runs, and median_onset in RL steps."""
+    """A row per setting, detector that dated the collapse, and cause: number of collapsed runs, and median_onset in RL steps."""
     collapsed = runs[runs.event].assign(cause=lambda runs: runs.cause.fillna("no warning"))
     counted = collapsed.groupby(["arm", "detector", "cause"], sort=False).onset.agg(["size", "median"]).reset_index()
     return counted.rename(columns={"size": "runs", "median": "median_onset"})
 
 
 def costs(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """A row per arm: median seconds of an RL step and of its parts, and the mean shares of tokens rejected and weighted 0."""
+    """A row per setting: median seconds of an RL step and of its parts, and mean shares of tokens rejected and weighted 0."""
     arm = per_row(steps, runs.arm)
     parts = {"time/step": "step_seconds", "time/generate": "generate_seconds", "time/train": "train_seconds"}
     table = pd.DataFrame({column: steps[name].groupby(arm).median() for name, column in parts.items() if name in steps})
@@ -85,9 +85,9 @@ def costs(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def probes(runs: pd.DataFrame, steps: pd.DataFrame, best: pd.Series, healthy: float) -> pd.DataFrame:
-    """A row per arm and probed precision: the median K3, least sequence ESS and largest |log ratio| if it had been the sampler's.
+    """A row per setting and probed precision: median K3, least sequence ESS and largest |log ratio| of rollouts sampled in it.
 
-    reached_healthy counts the ended runs of the arm with an evaluation of at least `healthy`.
+    reached_healthy counts the ended runs of the setting with an evaluation of at least `healthy`.
     """
     names = sorted({column.split("/")[1] for column in steps if column.startswith("probe/")}, key=coarseness)
     arm = per_row(steps, runs.arm)

@@ -12,15 +12,16 @@ from analysis.statistics.performance import bootstrap, iqm, paired_difference
 RESAMPLING = 0
 """Seed of every bootstrap, so that a report is reproducible."""
 SIGNIFICANT = 0.05
-"""Largest Holm-adjusted p-value at which a difference between arms counts as significant."""
+"""Largest Holm-adjusted p-value at which a difference between two groups of runs counts as significant."""
 
 
 def outcomes(runs: pd.DataFrame, final: pd.Series, references: dict[str, str], combinations: pd.DataFrame) -> pd.DataFrame:
-    """A row per arm: the outcomes of its runs, their last rewards, and the comparison with its reference arm.
+    """A row per arm (runs alike but for the seed): outcomes, last rewards, and the comparison with its reference arm.
 
-    collapsed: runs of the `known` ones, whose outcome is known; collapsed_share. rmst: restricted mean survival time up to the
-    horizon τ, common to all arms, in optimizer steps; it uses the censored records of unfinished runs too. final_iqm, final_mean:
-    of the last reward. steps_gained, reward_gained: on the `reference` arm. Each estimate x has its interval x_low, x_high.
+    collapsed: number of runs of the `known` ones, whose outcome is known; collapsed_share: their share. rmst: restricted mean
+    survival time up to the horizon τ, common to all arms, in optimizer steps; it uses the censored records of unfinished runs
+    too. final_iqm, final_mean: of the last reward. steps_gained, reward_gained: difference from the `reference` arm, which is
+    uncorrected or without a mismatch. Each estimate x has its interval x_low, x_high.
     collapse_p and reward_p are exact, *_holm_p Holm-adjusted over the comparisons of one `question` (precision or correction).
     least_p: the p if all runs of one arm were above those of the other. note: weaknesses of the comparison.
     """
@@ -58,14 +59,14 @@ def _interval(name: str, interval: tests.Interval) -> dict[str, float]:
 
 
 def averages(final: pd.Series, strata: pd.Series) -> dict[str, float]:
-    """Interquartile mean final_iqm and mean final_mean of last rewards, each with _low and _high of a bootstrap in `strata`."""
+    """Interquartile mean final_iqm and mean final_mean of last rewards, with _low and _high from a bootstrap within `strata`."""
     middle = bootstrap(final, strata, iqm, np.random.default_rng(RESAMPLING))
     mean = bootstrap(final, strata, np.mean, np.random.default_rng(RESAMPLING))
     return _interval("final_iqm", middle) | _interval("final_mean", mean)
 
 
 def _against(runs: pd.DataFrame, mine: pd.DataFrame, reference: str | None, tau: float, final: pd.Series) -> dict[str, object]:
-    """Gains in steps and reward, with p, of an arm's runs `mine` over its reference arm's, among runs that made a step."""
+    """Gains in steps and reward, with p-values, of the runs `mine` over those of the arm `reference`, if they made a step."""
     never = int((mine.outcome == "never learned").sum())
     notes = [f"{never} never learned, counted as not collapsed"] if never else []
     untested = {"collapse_p": np.nan, "reward_p": np.nan}

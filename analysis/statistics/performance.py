@@ -1,4 +1,4 @@
-"""Reward of arms over seeds: interquartile mean and mean, with bootstrap intervals stratified by setting and paired by seed."""
+"""Averages of rewards over seeds: interquartile mean and mean, with bootstrap intervals, stratified or paired by seed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pandas as pd
 from analysis.statistics.tests import Interval, percentiles
 
 HEALTHY = 0.95
-"""Held-out reward from which on a run counts as healthy, on a task that can be solved perfectly."""
+"""Least held-out reward at which a run counts as healthy, on a task that can be solved perfectly."""
 
 
 def iqm(values: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Interquartile mean of values without NaN: a quarter of them, rounded down, is left out at each end. It hides collapses."""
+    """Interquartile mean of values without NaN: a quarter, rounded down, is left out at each end. It hides rare collapses."""
     n = values.shape[axis]
     kept = range(n // 4, n - n // 4)
     return np.partition(values, (kept[0], kept[-1]), axis).take(kept, axis).mean(axis)

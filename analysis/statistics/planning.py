@@ -1,4 +1,4 @@
-"""The number of seeds that a claim about two arms needs, by the power of t tests. An exact test has slightly less power."""
+"""The number of seeds that a comparison of two settings needs, by the power of t tests. Exact tests have slightly less power."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy.integrate import quad
 from scipy.stats import chi2, nct, norm, t
 
 LARGEST = 1000
-"""Maximum number of seeds per arm that a plan of a comparison considers."""
+"""Largest number of seeds per compared setting that `seeds_needed` considers."""
 
 
 def power_of_difference(n: int, spread: float, difference: float, alpha: float = 0.05) -> float:
@@ -26,7 +26,7 @@ def power_of_difference(n: int, spread: float, difference: float, alpha: float =
 
 
 def power_of_equivalence(n: int, spread: float, margin: float, alpha: float = 0.05) -> float:
-    """Probability that two one-sided t tests (TOST) of n against n seeds show two equal arms to be equivalent within `margin`.
+    """Probability that two one-sided t tests (TOST) of n against n seeds show two equal means to be equivalent within `margin`.
 
     With e = spread·√(2/n), s the pooled standard deviation and ν = 2n − 2, TOST rejects when
     |x̄ − ȳ| < margin − t_{1−α, ν}·s·√(2/n). x̄ − ȳ and s are independent, and ν·s²/spread² ~ χ²_ν:
@@ -45,7 +45,7 @@ def power_of_equivalence(n: int, spread: float, margin: float, alpha: float = 0.
 
 
 def seeds_needed(power: Callable[[int], float], wanted: float, least: int = 2) -> int | None:
-    """The smallest number of seeds per arm, from `least` to LARGEST, with the power `wanted`; None if none has it."""
+    """The smallest number n of seeds per compared setting, from `least` to 1000, with power(n) ≥ `wanted`; None if none has."""
     if power(LARGEST) < wanted:
         return None
     return next(n for n in count(least) if power(n) >= wanted)

@@ -50,7 +50,7 @@ def signals(steps: pd.DataFrame, metric: str) -> dict[str, Signal]:
 
 
 def _running_median(values: np.ndarray) -> np.ndarray:
-    """Median of the finite ones among the last WINDOW values up to each of `values` [N]; NaN where none is finite."""
+    """Median of the finite ones among the last WINDOW (5) values up to each of `values` [N]; NaN where none is finite."""
     padded = np.full(WINDOW - 1 + len(values), np.nan)
     padded[WINDOW - 1 :] = np.where(np.isfinite(values), values, np.nan)
     windows = np.sort(np.lib.stride_tricks.sliding_window_view(padded, WINDOW), axis=1)  # NaN comes last
@@ -110,7 +110,7 @@ def _at(signal: Signal, steps: np.ndarray) -> np.ndarray:
 def best_threshold(runs: pd.DataFrame, by_run: dict[str, Signal]) -> float:
     """The threshold with the largest share of detected collapses minus that of false alarms; NaN without both kinds of runs.
 
-    It lies halfway between the levels that runs reached on either side. Among equally good thresholds it is the middle one.
+    It lies halfway between the highest running medians of two runs. Among equally good thresholds it is the middle one.
     """
     return _threshold(reached(runs, by_run), runs.event.to_numpy(bool))
 
@@ -122,7 +122,7 @@ def reached(runs: pd.DataFrame, by_run: dict[str, Signal]) -> np.ndarray:
 
 
 def _threshold(levels: np.ndarray, event: np.ndarray) -> float:
-    """The threshold with the best skill on runs whose signal reached `levels` [N]; NaN without both kinds of runs.
+    """The threshold with the best skill on runs with the highest running medians `levels` [N]; NaN without both kinds of runs.
 
     event [N]: whether each run collapsed. Skill is the share of collapsed runs at or above the threshold, minus that of others.
     """
@@ -181,7 +181,7 @@ def evaluate(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _left_out(runs: pd.DataFrame, by_run: dict[str, Signal]) -> tuple[np.ndarray, np.ndarray]:
-    """(lead in steps of each collapsed run, or NaN; whether each other run had a false alarm), by thresholds of other seeds."""
+    """(lead in steps of each collapsed run, or NaN; whether each other run had a false alarm); thresholds by other seeds."""
     lead, false = [], []
     levels, event = reached(runs, by_run), runs.event.to_numpy(bool)
     for seed, mine in runs.groupby("seed", sort=False):

@@ -14,13 +14,14 @@ import numpy as np
 import pandas as pd
 
 ARMS = ("none", "token", "sequence", "mask", "geometric")
-"""Corrections to choose from under a mismatch. token and sequence truncate weights at 2, mask masks sequences above 2."""
+"""Corrections to choose from under a mismatch. token and sequence truncate weights at 2, mask drops sequences of ratio above 2,
+geometric drops those whose geometric mean ratio leaves 0.9 to 1.11, and tokens of ratio above 2."""
 
 
 class Seen(NamedTuple):
-    """The measurements of a run without correction from which a rule chooses the correction for such runs.
+    """The measurements of a run without correction from which a rule chooses the correction for runs of its setting.
 
-    k3: in nats per token. persistence: of the log ratios over 20 syncs, 0 if unmeasured. tokens: mean number per response.
+    k3: in nats per token. persistence: of the log ratios over 20 weight syncs, 0 if unmeasured. tokens: mean per response.
     verdict: the correction that `faultline replay` proposes for the run.
     """
 

@@ -13,21 +13,23 @@ from scipy.special import betaincinv  # a fifth of the time that scipy.stats tak
 from analysis.statistics.tests import Interval, percentiles
 
 FEW = 5
-"""Maximum number of runs of an arm for which each run is shown. The range of five values covers the median with less than 95%."""
+"""Maximum number of runs alike but for the seed that are shown one by one. The range of five values contains the median with a
+probability below 95%."""
 ENOUGH = 10
-"""Minimum number of collapses for drawing times to collapse and ranking diagnostics. With fewer, a ranking is chance."""
+"""Minimum number of collapses for drawing times to collapse and ranking diagnostics. With fewer, chance decides the ranking."""
 
 
 def kaplan_meier(time: np.ndarray, event: np.ndarray) -> pd.DataFrame:
     """The Kaplan-Meier curve Ŝ(t) = Π_{t_i ≤ t} (1 − d_i/n_i): a row at 0 and each time t_i, with d_i collapses of n_i at risk.
 
-    Columns: time, survival, lower, upper, at_risk. time, event: of each run, see the module.
+    Columns: time, survival, lower, upper, at_risk. time [n]: optimizer steps until a run collapsed or its record ended. event
+    [n]: whether it collapsed.
 
-    The pointwise band, from t to the next time, is the beta product confidence procedure (Fay, Brittain and Proschan,
-    Biostatistics 14:723, 2013): S(t) lies between the α/2 quantile of Π_{t_i ≤ t} Beta(n_i − d_i + 1, d_i) · Beta(n, 1), n still
-    at risk after t, and the 1 − α/2 quantile without the last factor, each product approximated by the Beta of its two moments.
-    Without censoring it is Clopper and Pearson's interval; before the first collapse it goes down to (α/2)^(1/n), where
-    Greenwood's would have no width.
+    The pointwise band (α = 0.05), from t to the next time, is the beta product confidence procedure (Fay, Brittain and Proschan,
+    Biostatistics 14:723, 2013). S(t) lies above the α/2 quantile of Π_{t_i ≤ t} Beta(n_i − d_i + 1, d_i) · Beta(n, 1), with n
+    still at risk after t, and below the 1 − α/2 quantile without the last factor. Each product is approximated by the Beta
+    distribution of its first two moments. Without censoring the band is Clopper and Pearson's interval; before the first collapse
+    it goes down to (α/2)^(1/n), where Greenwood's would have no width.
     """
     at = np.unique([0, *time])
     risk = (time >= at[:, None]).sum(1).astype(float)
@@ -72,7 +74,7 @@ def rmst(time: np.ndarray, event: np.ndarray, tau: float) -> np.ndarray:
 def rmst_difference(
     arm: pd.DataFrame, reference: pd.DataFrame, tau: float, rng: np.random.Generator, reps: int = 2000
 ) -> Interval:
-    """Restricted mean survival time of an arm minus that of its reference, in optimizer steps, with a bootstrap over seeds.
+    """Restricted mean survival time of the runs `arm` minus that of `reference`, in optimizer steps; bootstrap over seeds.
 
     arm, reference: a row per run with seed, time, event. If both have the same seeds, they are resampled together, since a seed
     fixes the warm start and the order of prompts.
@@ -89,12 +91,12 @@ def rmst_difference(
 
 
 def paired_by_seed(one: pd.DataFrame, other: pd.DataFrame) -> bool:
-    """Whether two arms have the same seeds, so that their runs can be compared seed by seed."""
+    """Whether two groups of runs have the same seeds, so that they can be compared seed by seed."""
     return sorted(one.seed) == sorted(other.seed)
 
 
 def horizon(runs: pd.DataFrame) -> float:
-    """The latest time τ in optimizer steps up to which the survival curve of every arm is known.
+    """The latest time τ in optimizer steps up to which the survival curve of every arm (runs alike but for the seed) is known.
 
     An arm's curve is known up to its longest time. If all runs at that time collapsed, the curve is 0 and known for good.
     Arms without a run of known outcome are left out, since they would cut the comparison of all others short.

@@ -4,10 +4,10 @@ Each test enumerates the rearrangements of the runs that its null hypothesis mak
 rearrangements whose statistic is at least as extreme as the observed one. If there are more than ENUMERATED, a sample of them is
 drawn, and p counts the observed arrangement too.
 
-x and y are the endpoints of two arms, a value per run, and δ = E x − E y.
-    unpaired   the values are assigned to the two arms anew:      C(n + m, n) subsets
+x and y are the endpoints of two groups of runs, a value per run, and δ = E x − E y.
+    unpaired   the values are assigned to the two groups anew:    C(n + m, n) subsets
     paired     the sign of each difference x_i − y_i is drawn:  2^n patterns
-Both are exact if the arms differ by a shift alone.
+Both are exact if the groups differ by a shift alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ class Interval(NamedTuple):
 
 
 class Rearranged(NamedTuple):
-    """A statistic `observed` and its values `sums` [N] under the null. drawn: 1 if these are a sample, which lacks `observed`."""
+    """A test's statistic, and its distribution over rearrangements of the runs that the null hypothesis makes equally likely.
+
+    observed: value for the runs as they are. sums [N]: values for all rearrangements, or for a random sample of them.
+    drawn: 1 if `sums` is a sample, to which p adds the observed value; else 0.
+    """
 
     observed: float
     sums: np.ndarray
@@ -53,7 +57,7 @@ class Rearranged(NamedTuple):
 
 
 def permuted(scores: np.ndarray, group: np.ndarray, rng: np.random.Generator) -> Rearranged:
-    """The sum of `scores` [n] where `group` [n] (bools) is true, and its distribution over all subsets of the same size."""
+    """The sum of `scores` [n] where `group` [n] (bools) is true, and its values for all or sampled subsets of equal size."""
     group = np.asarray(group, bool)
     size, n = int(group.sum()), len(group)
     observed = float(scores[group].sum())
@@ -64,7 +68,7 @@ def permuted(scores: np.ndarray, group: np.ndarray, rng: np.random.Generator) ->
 
 
 def sign_flipped(differences: np.ndarray, rng: np.random.Generator) -> Rearranged:
-    """The sum of `differences` [n], and its distribution over all signs (Fisher, The Design of Experiments, 1935, § 21)."""
+    """The sum of `differences` [n], and its values for all or sampled signs (Fisher, The Design of Experiments, 1935, § 21)."""
     n = len(differences)
     if 2**n <= ENUMERATED:
         signs = 1 - 2 * (np.arange(2**n)[:, None] >> np.arange(n) & 1)
@@ -82,10 +86,10 @@ def _rearranged(x: np.ndarray, y: np.ndarray, paired: bool, rng: np.random.Gener
 
 
 def difference_p(x: np.ndarray, y: np.ndarray, paired: bool = False, rng: np.random.Generator | None = None) -> float:
-    """Two-sided exact p of H0: δ = E x − E y = 0. x, y: a value per run of two arms. paired: x_i, y_i share a seed or regime.
+    """Two-sided exact p of H0: δ = E x − E y = 0. x, y: a value per run. paired: whether x_i and y_i belong together (one seed).
 
-    With five unpaired seeds per arm, p ≥ 0.008; with five pairs, p ≥ 0.06. An unpaired p is too large if equal seeds make runs
-    alike. rng: draws the sample of rearrangements; fixed by default.
+    With five unpaired runs against five, p ≥ 0.008; with five pairs, p ≥ 0.06. An unpaired p is too large if equal seeds make
+    runs alike. rng: draws the sample of rearrangements; fixed by default.
     """
     return _rearranged(x, y, paired, rng or np.random.default_rng(0)).two_sided
 

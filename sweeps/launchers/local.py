@@ -1,4 +1,4 @@
-"""The local launcher: runs of a sweep side by side on this machine."""
+"""The local launcher, which executes the runs of a sweep in parallel on this machine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Local:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Context manager around the runs. When an error or a signal leaves it, each run first saves a checkpoint and stops."""
+        """Context manager around the runs. After an error or a signal it makes each run save a checkpoint and stop."""
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         try:
             yield

@@ -13,7 +13,7 @@ from harness.errors import UserError
 from harness.yaml_file import read_yaml
 
 OWN = ("job-name", "comment", "array", "signal", "requeue", "no-requeue", "dependency", "output", "error", "open-mode")
-"""Options of sbatch that only the launcher sets, because it finds its jobs and their output, and requeues jobs, by them."""
+"""Options of sbatch that only the launcher sets: by them it finds its jobs and their output, and requeues jobs."""
 
 
 @dataclass
@@ -41,13 +41,13 @@ class SlurmOptions:
     runs_at_once: Count = 1
     """Number of runs of a task that run at the same time."""
     ranks: Count = 1
-    """Number of processes of a run, started by srun. Above 1 each run has a task to itself."""
+    """Number of processes of a run, started by srun. If it is above 1, a task has only one run."""
     cpus_per_run: Count = 1
     """Number of cores of each process of a run."""
     parallel: Count = 64
     """Maximum number of tasks at a time, over the jobs of one command."""
     signal_delay_s: Count = 120
-    """Seconds before the time limit at which a task is signalled to save. It is then requeued."""
+    """Seconds before its time limit at which a task is signalled to save a checkpoint. It is then requeued."""
     setup: list[str] = field(default_factory=list)
     """Shell lines that each task executes before Python starts."""
     python: str | None = None
@@ -58,7 +58,8 @@ class SlurmOptions:
     site: str | None = None
     """YAML file with values for keys that are otherwise null or empty; slurm/sites/example.yaml is one."""
     code: Literal["sweep", "new"] | None = None
-    """Code that jobs run. null: the current files, unless the sweep has others. sweep: the sweep's. new: the current files."""
+    """Code that jobs run. null: the current files, refused if they differ from the sweep's last snapshot. sweep: that snapshot.
+    new: the current files."""
     detach: bool = False
     """true: the command returns once all runs are submitted. false: it waits until they have ended."""
 

@@ -1,7 +1,7 @@
 """Parallel runs on one machine, each in a process with one thread, for the local launcher and inside a Slurm job.
 
-A server that has imported torch and DeepSpeed forks the processes. A run that fails leaves the others alone. A run that was
-cut short resumes from its folder.
+A fork server starts the processes. It has imported torch and DeepSpeed unless the machine has a GPU. A run that fails does not
+affect the others. A run that was stopped resumes from the checkpoint in its folder.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from sweeps.states import STUCK
 PRELOADED = ["sweeps.launchers.preloaded"]
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 FORMER_LIFE = 60
-"""Seconds that a run waits for the lock of its folder. A requeued job may start before its former processes end."""
+"""Maximum seconds that a run waits for the lock of its folder. A requeued job may start before its former processes end."""
 UNAVAILABLE = os.EX_TEMPFAIL
 """Exit code 75 of a run that stopped for an external cause, such as a full disk."""
 ORPHANED = 255
-"""Exit code that multiprocessing reports after the fork server was killed. The run's process is asked to save and stop."""
+"""Exit code that multiprocessing reports for a run whose fork server was killed. The run itself may still save and stop."""
 
 
 class _Started(NamedTuple):
@@ -86,7 +86,7 @@ class Pool:
             time.sleep(0.02)
 
     def settle(self) -> None:
-        """Write the ends of the processes of finished runs into the sweep's log."""
+        """Remove the runs whose processes have ended from the running ones, and write their ends into the sweep's log."""
         for run, started in list(self.running.items()):
             if started.process.is_alive():
                 continue
@@ -152,7 +152,7 @@ def _held_back(numbers: Iterable[signal.Signals]) -> Iterator[None]:
 
 
 def run_in_child(config_json: str, log: str) -> None:
-    """Train one run in a process forked by the fork server. The process starts with signals blocked, like the server."""
+    """Train one run in a process of the fork server. The process starts with the server's blocked signals and unblocks them."""
     for number in STOPPING:  # until the run catches them, they end it where it is
         signal.signal(number, signal.SIG_DFL)
     end_with_parent(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Imports that every run needs, loaded once by the fork server of `pool.py`. No other module imports this one.
+"""Imports that every run needs, loaded once by the fork server of `pool.py` if there is no GPU. No module imports this one.
 
 The server ends with the process that it serves, and its runs then get SIGTERM and save a checkpoint. So no run is left behind.
 """

@@ -1,10 +1,11 @@
-"""Resubmission of preempted runs: who does it in each case.
+"""Resubmission of stopped runs: who does it in each case.
 
-    a job of an array                        itself, see `ArrayTask.checkpoint`; after SIGTERM alone Slurm, by `requeue`
-    a job by hand                            slurm/train.sbatch, by `scontrol requeue`
-    a run of a search, whose job is gone     the controller, `search.trial_runs.TrialRuns.resubmit`
-    a run on this machine                    the same command again: whoever stopped it wants the machine
-    a run of a launcher that was killed      the next launcher, `launch.wait_for_all`
+    run, by how it was started                   who starts it again
+    in a job of a Slurm array                    the job, in `ArrayTask.checkpoint`; Slurm itself, if it sent only SIGTERM
+    in a job submitted by hand                   slurm/train.sbatch, with `scontrol requeue`
+    by a search, and its job is gone             the search, in `TrialRuns.resubmit` of sweeps/search/trial_runs.py
+    on this machine                              the user, with the same command: whoever stopped it wants the machine
+    by a launcher that was killed                the next launcher, in `wait_for_all` of sweeps/launch.py
 
 The resubmitted run resumes from its checkpoint by itself.
 """
@@ -24,8 +25,8 @@ from sweeps.states import STUCK
 class ArrayTask:
     """One task of a Slurm array. submitit calls it on each rank, a process of the task.
 
-    sweep: the sweep's folder. batch, index: the task's place in the sweep's batches. at_once: number of runs at a time. Rank 0
-    decides which runs to start, writes the ledger, and requeues the job.
+    sweep: the sweep's folder. batch, index: entry `index` of .sweep/batches/<batch>.json lists the task's runs. at_once: number
+    of runs at a time. Rank 0 decides which runs to start, writes the sweep's log, and requeues the job.
     """
 
     def __init__(self, sweep: str, batch: str, index: int, at_once: int):
@@ -45,7 +46,10 @@ class ArrayTask:
         self.pool.run([run for run in runs if run not in failed and not sweep.finished(run)])
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission | None:
-        """Handle SIGUSR2, sent before a preemption or the time limit: the runs save a checkpoint, and the job is requeued."""
+        """Handle SIGUSR2, sent before a preemption or the time limit: the runs save a checkpoint, and the job is requeued.
+
+        Returns None, which ends the job, if it was restarted three times and still began no run.
+        """
         if self.pool:
             self.pool.stop()
         never_began = not (self.pool and self.pool.began) and int(os.environ.get("SLURM_RESTART_COUNT", 0)) >= STUCK

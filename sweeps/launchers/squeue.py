@@ -20,7 +20,7 @@ LIVE |= {"RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED"}
 
 
 class Job(NamedTuple):
-    """A task of a Slurm array. batch, number: file of the sweep and its entry that list the task's runs. reason: why it waits."""
+    """A task of a Slurm array. Entry `number` of .sweep/batches/<batch>.json lists its runs. reason: why the task waits."""
 
     id: str
     state: str

@@ -179,7 +179,7 @@ class Controller:
         return [trial for trial in self.study.get_trials(deepcopy=False) if trial.state in ENDED]
 
     def _left(self) -> str:
-        """Number of ended trials, and the time left at this process's pace. If a search has sections, no total is known."""
+        """Number of ended trials, and the time left at this process's pace. A search by k-section does not know its total."""
         ended = len(self._ended())
         if self.spec.sections:
             return f"; {ended} trials"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Point(NamedTuple):
-    """A number that was tried, on the scale of `Range.distribution`. of: number of its runs. collapsed: how many of them did."""
+    """A tried number: a threshold or its distance from 1. of: number of runs with it. collapsed: how many of them collapsed."""
 
     number: float
     collapsed: int
@@ -20,7 +20,7 @@ class Point(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Step of a k-section. tries: numbers to try with new seeds. bracket: last healthy, first collapsing number, else None."""
+    """Step of a k-section. tries: numbers to try with new seeds. bracket: (last healthy, first collapsing) number or None."""
 
     tries: list[float]
     bracket: tuple[float | None, float | None]

@@ -64,8 +64,8 @@ class Prune(Strict):
 class Sections(Strict):
     """k-section of one range: tries `points` numbers at a time, until the threshold is known within the ratio `tolerance`.
 
-    The ratio is that of the numbers of `Range.distribution`, the last healthy and the first collapsing one. Both then get more
-    seeds, up to `boundary_seeds` each. healthy: the end of the range where runs do not collapse.
+    A number is the threshold, or |threshold − 1| on the scale distance_from_1. The ratio is that of the last healthy and first
+    collapsing one. Both then get up to `boundary_seeds` seeds each. healthy: the end of the range where runs do not collapse.
     """
 
     points: Count

@@ -18,7 +18,7 @@ from sweeps.ledger import Sweep
 from sweeps.states import RunState
 
 RETRIES = 3
-"""Maximum number of resubmissions of a run that an external cause ended, before its trial fails."""
+"""Number of times that a run which external causes end is resubmitted. One resubmission more makes its trial fail."""
 
 
 class Score(NamedTuple):

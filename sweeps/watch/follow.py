@@ -26,15 +26,16 @@ from sweeps.states import RunState, is_event
 BUDGET = 64 << 20
 """Maximum number of bytes of rows that one look reads, so that even the first look at thousands of runs answers soon."""
 TIME, NUMBER = b'"time/step": ', re.compile(rb"\d+(\.\d+)?([eE][-+]?\d+)?")
-"""Patterns of a step's duration in a row. Rows without an evaluation are not parsed any further: ten times as fast."""
+"""Key of a step's duration in a line of metrics.jsonl, and the pattern of the number after it. Parsing all lines as JSON would
+take ten times as long, so only those with an evaluation are parsed."""
 LONGEST = 1 << 20
 """Maximum number of bytes in a line that is read. No run writes a longer line."""
 MOST = 400
-"""Maximum number of points kept of a curve. Beyond it, every second point is dropped."""
+"""Maximum number of points kept of a run's curve. When a curve exceeds it, every second point is dropped."""
 ALARMS = ("collapse", "warning", "all_rejected")
 """Kinds of a run's events that are shown as alarms."""
 LOST = ("failed", "interrupted", "cancelled")
-"""States found only in the sweep's log: the run's process died before it could write them to its folder."""
+"""States that a run takes from the sweep's log if its process died before it could write them to the run's folder."""
 
 
 class Evaluated(NamedTuple):
@@ -56,7 +57,7 @@ class Alarm(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """Key that is equal for two records of one alarm. A detector reports once per run; rejections may recur later."""
+        """Key that is equal for two records of one alarm: kind, and detector, which reports once per run, or else the step."""
         return self.kind, self.detector, -1 if self.detector else self.step
 
     def __str__(self) -> str:
@@ -96,10 +97,10 @@ class Tail:
 
 @dataclass
 class Followed:
-    """A run that a `Follower` follows. timed: number of rows with a time. spent: seconds of their steps, except the first.
+    """A run of a watched sweep. timed: number of rows with a duration. spent: seconds of their steps, except the first.
 
-    alarms: by `Alarm.key`, since a resumed run may record an alarm again. changed: number of the look that last saw the run
-    change. over: whether nothing is left to read.
+    alarms: by `Alarm.key`, since a resumed run may record an alarm again. changed: number of the reading (look) that last saw
+    the run change. over: whether nothing is left to read.
     """
 
     name: str
@@ -142,7 +143,7 @@ class Followed:
 class Follower:
     """Follower of the runs of one sweep. `look` reads what is new.
 
-    marks: colours and markers of the arms, as in reports. look_number: number of looks so far. renewed: number of the last look
+    marks: colours and markers by setting, as in reports. look_number: number of looks so far. renewed: number of the last look
     at which runs appeared or disappeared. behind: number of runs with rows that no look has read yet.
     """
 
@@ -242,7 +243,7 @@ class Follower:
                 run.changed = self.look_number
 
     def _take_rows(self, run: Followed, lines: list[bytes]) -> None:
-        """Add times and evaluations from new lines of metrics.jsonl. An evaluation replaces points of its and later steps."""
+        """Add durations and evaluations from new lines of metrics.jsonl. An evaluation replaces points from its step on."""
         for line in lines:
             place = line.rfind(TIME)
             number = NUMBER.match(line, place + len(TIME)) if place >= 0 else None

@@ -50,7 +50,7 @@ class WatchServer(ThreadingHTTPServer):
         return _template("watch.html").render(summary=self._summary(), every=EVERY, nonce=nonce)
 
     def state(self) -> str:
-        """JSON of the changing part of the page, without the curves."""
+        """HTML of the changing part of the page, without the curves."""
         return _template("state.html").render(summary=self._summary())
 
     def curves(self, since: int) -> dict[str, Any]:

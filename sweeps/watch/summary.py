@@ -38,7 +38,7 @@ class ArmState(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A failed or interrupted run. log: last lines of its log."""
+    """A failed, interrupted or unreadable run. log: last lines of its log."""
 
     run: Followed
     log: str
@@ -142,7 +142,7 @@ def _pace(runs: list[Followed]) -> tuple[float, float | None]:
     """Steps per second of all runs under way, and the seconds left if as many runs continue in parallel.
 
     A run's pace is the mean over its rows, without its first step and without warm starts. A run without a pace takes the median
-    of its arm, else the median of all runs, finished runs included. The time left is at least that of the slowest run under way.
+    of runs alike but for the seed, else that of all runs, also finished ones. The time left is no less than any running run's.
     Without a run under way or a known pace the result is (0, None).
     """
     known = [run for run in runs if run.seconds]
