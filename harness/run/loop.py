@@ -80,7 +80,7 @@ class Run:
             self._record_event(step, name, track)
 
     def _record_missing_events(self, step: int, track: Tracker) -> None:
-        """Record the detector events that the checkpoint has but this folder lacks. A new branch lacks all of them."""
+        """Record the detector events that the checkpoint has but the run folder lacks, as after `faultline branch`."""
         recorded = {event.get("detector") for event in self.folder.events()}
         for name in self.detectors.events.keys() - recorded:
             self._record_event(step, name, track)
@@ -151,7 +151,7 @@ def _train_in(folder: RunFolder, plan: Plan, ranks: Ranks) -> str:
 
 
 def _end_by(error: Exception) -> dict[str, Any]:
-    """Return (state in which a run ends by this error, such as failed or interrupted; the error's message)."""
+    """Fields of status.json for a run that an error ends: `state`, failed or interrupted, and `error`, the error's message."""
     state = "interrupted" if isinstance(error, Unavailable) else "failed"
     return {"state": state, "error": str(error) or type(error).__name__}
 

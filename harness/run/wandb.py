@@ -140,10 +140,10 @@ def _keep_home_empty(root: Path) -> None:
 
 
 def push_report(folder: Path, sweep: str, project: str) -> str:
-    """Upload the report in `folder` as a W&B run, with its page, figures, table of arms and files. Returns its address.
+    """Upload the report in `folder` as a W&B run: its page, figures, files, and table of configs. Returns its address.
 
-    Without WANDB_API_KEY it is an offline run below `folder`/wandb, which `wandb sync` can send later; then the folder is
-    returned. Raises UserError with the cause if W&B refuses.
+    Without WANDB_API_KEY it is an offline run below `folder`/wandb, which `wandb sync` can send later; then that run's folder
+    is returned. Raises UserError with the cause if W&B refuses.
     """
     import pandas as pd
     import wandb
