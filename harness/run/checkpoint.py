@@ -2,7 +2,7 @@
 
     checkpoints/step-00000050/actor/...      model and optimizer, as the actor writes them, each rank its share
                               critic/...     model and optimizer of the critic, where the run has one
-                              state.json     next step, optimizer steps, detector states, number of ranks
+                              state.json     next step, optimizer steps, states of collapse detectors, number of ranks
                               rollouts.safetensors  all other tensors: rollouts sampled ahead of their step, engine state ...
                               manifest.json  SHA-256 of every file above
 

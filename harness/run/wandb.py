@@ -54,7 +54,7 @@ class Tracker:
             self._guarded(lambda: self._run.log(metrics, step=step, commit=True))
 
     def event(self, step: int, role: str, detector: str, event: dict[str, Any]) -> None:
-        """Mirror a detector's event as a summary scalar immediately, so that a killed run keeps it. A collapse sends an alert."""
+        """Mirror a collapse detector's event as a summary scalar at once, so a killed run keeps it. A collapse sends an alert."""
         if self._run is not None:
             self._guarded(lambda: self._run.summary.update({f"onset/{detector}": event["onset"]}))
         if self._run is not None and role == "collapse":

@@ -24,7 +24,7 @@ from harness.train.warmstart import start
 
 
 class Parts(NamedTuple):
-    """The parts of a training step around one actor. critic: None without values. held_out: evaluated prompts [N, P]."""
+    """The parts of a training step around one actor. critic: None if the run trains none. held_out: evaluated prompts [N, P]."""
 
     actor: DeepSpeedActor
     critic: Critic | None
