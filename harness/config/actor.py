@@ -61,12 +61,12 @@ class ActorConfig(Strict):
     max_grad_norm: Positive
     """Bound to which the global gradient norm is clipped."""
     num_minibatches: Count
-    """Optimizer steps of an epoch. Must divide prompts x group_size."""
+    """Optimizer steps of an epoch, a divisor of rollout.prompts x rollout.group_size."""
     epochs: Count = 1
-    """Passes over a rollout."""
+    """Passes of training over the responses of a step."""
     micro_tokens: Count | None = None
-    """Maximum prompt and response tokens of one forward and backward pass, padding and equal rows included. null: a whole
-    mini-batch."""
+    """Maximum prompt and response tokens of one forward and backward pass, padding included. Equal responses to one prompt each
+    count, although they are computed once. null: a whole mini-batch."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     compile: bool = False

@@ -42,7 +42,7 @@ class PluginConfig(Strict):
 
     model_config = ConfigDict(extra="allow")
     name: str
-    """Name in the registry of plug-ins of this kind, or `package.module:attribute`."""
+    """Name of the plug-in in its registry, or `package.module:attribute`."""
 
     @property
     def params(self) -> dict[str, Any]:

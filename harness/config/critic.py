@@ -15,7 +15,7 @@ class CriticConfig(Strict):
     lr: PositiveFraction | None = None
     """Learning rate of the critic, without a schedule. null: no critic."""
     cliprange_value: Positive | None = 0.5
-    """Bound on the change of a value since the responses were taken, beyond which the value loss is clipped. null: no bound."""
+    """Bound on the change of a value since its response was sampled, beyond which the value loss is clipped. null: no bound."""
     warmup_steps: Annotated[int, Field(ge=0, le=10**9)] = 0
     """RL steps at the beginning of a run in which only the critic learns."""
 

@@ -76,7 +76,7 @@ def _keys(values: dict[str, Any], schema: dict[str, Any], sections: dict[str, An
 
 
 def _section(field: dict[str, Any], value: Any, sections: dict[str, Any]) -> dict[str, Any]:
-    """Schema of the section `value`: the alternative that accepts its name, else the one that accepts all of its keys."""
+    """Schema of the section `value`: the first alternative of `field` that accepts its name and keys, else `field` itself."""
     if "$ref" in field:
         return _sections(field, sections)[0]
     return next((one for one in _sections(field, sections) if isinstance(value, dict) and _fits(one, value)), field)

@@ -40,7 +40,7 @@ def explain(problem: Mapping[str, Any]) -> str:
 
 
 def _in_our_words(message: str) -> str:
-    """Rephrase Pydantic's "Input should be a valid integer" in the words of other errors here: "must be a whole number"."""
+    """Rephrase a message of Pydantic, such as "Input should be a valid integer", as "must be a whole number"."""
     wanted = message.removeprefix("Input should be ")
     if wanted == message:
         return f"{message[0].lower()}{message[1:]}"

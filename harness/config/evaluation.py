@@ -35,16 +35,17 @@ class PersistenceConfig(Strict):
     """Persistence: correlation of the mismatch over 1, 5 and 20 syncs for the same responses (harness/train/persistence.py)."""
 
     every: Annotated[int, Field(gt=20, le=10**9)] | None = None
-    """Steps from one measurement of persistence to the next. Each measurement spans four syncs. null: never."""
+    """Steps from the start of one measurement of persistence to the next. Each ends 20 steps after its start. null: never."""
     responses: Count = 16
-    """Responses of a measurement of persistence, each to a different held-out prompt."""
+    """Responses to different held-out prompts that a measurement of persistence scores again after 1, 5 and 20 syncs."""
 
 
 class DiagnosticsConfig(Strict):
-    """Diagnostics of the mismatch beyond the metrics of every step. No detector reads them."""
+    """Diagnostics of the mismatch beyond the metrics of every step. Detectors of collapse=default read none of them."""
 
     every: Count | None = None
-    """Steps between two records of filters, probabilities, profiles, routing and the diagnosis. null: never."""
+    """Steps between two records of filter statistics, probabilities, mismatch by position, routing and a diagnosis of faults.
+    null: never."""
 
     persistence: PersistenceConfig = Field(default_factory=PersistenceConfig)
 
@@ -57,7 +58,7 @@ class DiagnosticsConfig(Strict):
 
 
 class CollapseConfig(Strict):
-    """Detectors of collapses and of their warnings."""
+    """Detectors of collapses in training, of warnings before one, and of learning."""
 
     detectors: dict[str, dict[str, Any]]
     """Name of each detector, and its parameters; see harness/collapse/detectors.py."""

@@ -23,7 +23,7 @@ class SizesConfig(Strict):
     num_key_value_heads: Width
     """Key and value heads of a block."""
     head_dim: Annotated[int, Field(gt=0, le=2**20, multiple_of=2)]
-    """Width of a head."""
+    """Width of an attention head."""
 
     @model_validator(mode="after")
     def _grouped(self) -> SizesConfig:

@@ -15,7 +15,7 @@ RECIPROCAL = "reciprocal"
 
 
 def _with_numbers(value: Any) -> Any:
-    """Replace each lower bound `reciprocal` of a section by its number. Raises ValueError on other strings and on booleans."""
+    """Replace each lower bound `reciprocal` of a correction by 1/upper. Raises ValueError on other strings and on booleans."""
     if not isinstance(value, dict):
         return value
     value = {key: dict(part) if key in ("weight", "reject") and isinstance(part, dict) else part for key, part in value.items()}
@@ -78,7 +78,7 @@ class KlConfig(Strict):
     target: Positive | None = None
     """Target of an adaptive coef for the KL in the reward, in nats per token. null: coef is fixed."""
     horizon: Count | None = None
-    """Number of responses over which an adaptive coef changes by at most a fifth. null: for a fixed coef."""
+    """Number of responses over which an adaptive kl.coef changes by at most a fifth. null: for a fixed coef."""
 
     @model_validator(mode="after")
     def _both(self) -> KlConfig:

@@ -12,7 +12,7 @@ from harness.precisions import ActivationFormat, WeightFormat
 
 
 class PrecisionConfig(Strict):
-    """Number formats in which a policy is computed. A new one may combine any of the known formats."""
+    """Number formats in which a policy is computed."""
 
     name: Name
     """Name of the precision in tables and figures."""
@@ -70,9 +70,9 @@ class RolloutConfig(Strict):
     precision: PrecisionConfig
     """Number formats of the rollout engine."""
     kv_cache: Literal["compute", "fp8_e4m3", "fp8_e5m2"]
-    """Dtype of the KV cache. compute: the precision's compute dtype. The others are FP8 with scale 1."""
+    """Dtype of the KV cache. compute: the precision's compute dtype. The others are FP8, with scale 1 by default."""
     temperature: Annotated[float, Field(ge=1e-3, le=1e3)]
-    """Softmax temperature."""
+    """Softmax temperature of sampling and of all log-probabilities."""
     top_p: PositiveFraction = 1.0
     """Mass of the most probable tokens that are sampled from. 1: all."""
     top_k: Annotated[int, Field(ge=0, le=10**9)] = 0
@@ -111,7 +111,7 @@ class RolloutConfig(Strict):
         return self
 
     def _check_parts(self) -> None:
-        """Raise ValueError if `partial_tokens` is set together with a key that forbids sampling responses in parts."""
+        """Raise ValueError if another key forbids `partial_tokens`, or if kv_at_sync=salt needs it and it is null."""
         if self.partial_tokens is None:
             if self.engine.params.get("kv_at_sync") == "salt":
                 raise ValueError(

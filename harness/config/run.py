@@ -42,8 +42,8 @@ class Config(Strict):
     proximal: Literal["old", "rollout"]
     """Policy that anchors the loss. old: π_old, three policies in all. rollout: μ, two policies."""
     segments: Literal["turn", "version"] = "turn"
-    """Segments of a correction with level segment or segment_geometric. turn: a turn of the task. version: a run of tokens
-    that one version of the weights sampled."""
+    """Parts of a response that share a ratio, for a correction with level segment or segment_geometric. turn: a turn of the
+    task. version: a run of tokens that one version of the weights sampled."""
     correction: CorrectionConfig
     reduce: ReduceConfig
     kl: KlConfig = KlConfig()

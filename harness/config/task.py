@@ -18,16 +18,16 @@ class ChainConfig(Strict):
     name: Literal["chain"]
     """Name of the task."""
     length: Annotated[int, Field(gt=0, le=10**4)]
-    """Number of values in an answer."""
+    """Number of values in an answer of the chain task."""
     choices: Count
-    """Number of valid moves at each step. With more than 1, a solved policy keeps entropy."""
+    """Number of valid moves at each step of a chain. With more than 1, a policy that solves the task can keep entropy."""
     modulus: Annotated[int, Field(ge=2, le=1000)]
-    """Number of different values. There are modulus² prompts, or up to modulus³ if choices is above 1."""
+    """Number of different values of the chain task. It has modulus² prompts, or up to modulus³ if choices is above 1."""
     slip: Probability
     """Probability of a wrong value in a demonstration of the warm start."""
     goal: Literal["value", "total"] = "value"
-    """Meaning of the target in a prompt, if choices is above 1. value: the last value. total: the sum of the moves, less an
-    offset."""
+    """Meaning of the target in a prompt of the chain task, if choices is above 1. value: the last value. total: the sum of the
+    moves, less an offset."""
 
     @model_validator(mode="after")
     def _reachable(self) -> ChainConfig:
@@ -83,7 +83,7 @@ class SumsConfig(Strict):
     operators: Annotated[str, Field(pattern=r"^[-+*]+$")]
     """Operators between the numbers of a sum, drawn with equal probability."""
     digits: Annotated[int, Field(gt=0, le=18)]
-    """Maximum number of digits in a number."""
+    """Maximum number of digits of a number in a sum."""
     terms: Annotated[int, Field(ge=2, le=100)]
     """Count of numbers in a sum."""
     train: Annotated[int, Field(gt=0, le=10**6)]

@@ -2,8 +2,8 @@
 
     checkpoints/step-00000050/actor/...      model and optimizer, as the actor writes them, each rank its share
                               critic/...     model and optimizer of the critic, where the run has one
-                              state.json     next step, optimizer steps, detector states, number of ranks
-                              rollouts.safetensors  rollouts sampled ahead of their use, whole
+                              state.json     next step, optimizer steps, states of collapse detectors, number of ranks
+                              rollouts.safetensors  all other tensors: rollouts sampled ahead of their step, engine state ...
                               manifest.json  SHA-256 of every file above
 
 A checkpoint is written under a temporary name and renamed. Rank 0 writes all files but the models', and all ranks share the
@@ -33,7 +33,7 @@ from harness.train.ranks import Ranks, lost_a_rank
 
 
 class Loaded(NamedTuple):
-    """Content of a run's checkpoint besides the models: the state of the run, and rollouts that were sampled ahead."""
+    """Content of a run's checkpoint besides the models: the state of the run, and tensors such as rollouts sampled ahead."""
 
     state: State
     rollouts: dict[str, Tensor]

@@ -67,7 +67,7 @@ class RunFolder:
             write_file(self.path, name, json.dumps(content, indent=2, sort_keys=True) + "\n", durable=durable)
 
     def status(self, state: str, **more: Any) -> None:
-        """Record the state of the run, one of STATES, with further fields such as `step`. An end survives power failures."""
+        """Record the state of the run, one of STATES, and fields such as `step`. All but `running` survive power failures."""
         assert state in STATES
         if state in FINISHED:
             self.sync()
@@ -153,7 +153,7 @@ class RunFolder:
         return [rows[step] for step in sorted(rows)]
 
     def missing_rows(self, step: int) -> int:
-        """Number of steps before `step` without a row of metrics. The rows of a branch start at the step where it began."""
+        """Number of steps before `step` without a row of metrics. A run branched at a step has none before that step."""
         first = next((event["step"] for event in self.events() if event.get("kind") == "branched"), 0)
         return len(set(range(first, step)) - {row["step"] for row in self.metrics()})
 

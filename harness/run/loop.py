@@ -24,7 +24,7 @@ from harness.validate import check
 
 
 class Run:
-    """One run: its trainer, its folder, its detectors, and the loop over its steps. Call `train` once."""
+    """One run: its trainer, its folder, its collapse detectors, and the loop over its steps. Call `train` once."""
 
     def __init__(self, plan: Plan, folder: RunFolder):
         self.config, self.folder, self.ranks = plan.config, folder, join()
@@ -71,7 +71,7 @@ class Run:
             track.finish(exit_code, **ending)
 
     def record(self, step: int, metrics: dict[str, float], track: Tracker) -> None:
-        """Record a step's metrics, and the detector events that they trigger, in the run folder and in W&B (`track`)."""
+        """Record a step's metrics, and the events of collapse detectors that they trigger, in the run folder and in W&B."""
         self.folder.log_metrics(step, metrics)
         track.log(step, metrics)
         if metrics.get("correction/kept_tokens") == 0:
@@ -80,13 +80,13 @@ class Run:
             self._record_event(step, name, track)
 
     def _record_missing_events(self, step: int, track: Tracker) -> None:
-        """Record the detector events that the checkpoint has but this folder lacks. A new branch lacks all of them."""
+        """Record events of collapse detectors that the checkpoint has but the run folder lacks, as after `faultline branch`."""
         recorded = {event.get("detector") for event in self.folder.events()}
         for name in self.detectors.events.keys() - recorded:
             self._record_event(step, name, track)
 
     def _record_event(self, step: int, name: str, track: Tracker) -> None:
-        """Record a detector's event in the run folder and in W&B."""
+        """Record the event of the collapse detector `name` in the run folder and in W&B."""
         role, event = self.detectors.role(name), self.detectors.events[name]
         self.folder.log_event(role, step, detector=name, **event)
         track.event(step, role, name, event)
@@ -151,7 +151,7 @@ def _train_in(folder: RunFolder, plan: Plan, ranks: Ranks) -> str:
 
 
 def _end_by(error: Exception) -> dict[str, Any]:
-    """Return (state in which a run ends by this error, such as failed or interrupted; the error's message)."""
+    """Fields of status.json for a run that an error ends: `state`, failed or interrupted, and `error`, the error's message."""
     state = "interrupted" if isinstance(error, Unavailable) else "failed"
     return {"state": state, "error": str(error) or type(error).__name__}
 

@@ -17,7 +17,7 @@ Whole = Annotated[int, Field(ge=0)]
 
 
 class State(BaseModel):
-    """Content of a checkpoint's state.json: next step, optimizer steps done, ranks, and events and memory of each detector."""
+    """Content of a checkpoint's state.json: next step, optimizer steps done, ranks, events and state of collapse detectors."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 

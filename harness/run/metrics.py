@@ -178,7 +178,7 @@ recorded at each step, the others every diagnostics.every steps."""
 
 
 def check_named(names: Iterable[str]) -> None:
-    """Raise KeyError if any metric name is not listed here and begins with none of the listed prefixes."""
+    """Raise KeyError if any metric name is not in METRICS and begins with no prefix in FAMILIES."""
     for name in names:
         if not name.startswith(tuple(FAMILIES)):
             METRICS[name]

@@ -27,7 +27,7 @@ def matching_noise(checkpoint: Checkpoint, prompts: int = 64) -> tuple[float, fl
     Returns (noise, its K3, the K3 of the rollouts), K3 in nats per token. noise: parameter of LocalEngine, in the trainer's
     precision. K3 = E[ρ − 1 − log ρ] with ρ = π_old/μ. The K3 of a small perturbation grows as its square. So the search sets
     noise ← noise·√(K3 of the rollouts / K3 of the noise) until the two agree. Raises UserError if the rollouts have no
-    mismatch, if no noise matches it (top_p alone may cause more), or if the run has no own policy.
+    mismatch, if no noise matches it (top_p alone may cause more), or if the run never samples from the trainer's own policy.
     """
     config = checkpoint.config
     if not needs_own_sampler(config):
@@ -50,7 +50,7 @@ def matching_noise(checkpoint: Checkpoint, prompts: int = 64) -> tuple[float, fl
 
 
 def _k3(parts: Parts, engine: RolloutEngine, prompts: int) -> float:
-    """Mean K3 of an engine, in nats per token, over VERSIONS rollouts of the same prompts with the same random numbers."""
+    """Mean K3 of an engine, in nats per token, over VERSIONS rollouts. Prompts and random numbers are equal for all engines."""
     sampler = parts.sampler
     rows = sampler.prompts[:prompts].repeat_interleave(sampler.config.rollout.group_size, dim=0)
     mismatches = []

@@ -54,7 +54,7 @@ class Tracker:
             self._guarded(lambda: self._run.log(metrics, step=step, commit=True))
 
     def event(self, step: int, role: str, detector: str, event: dict[str, Any]) -> None:
-        """Mirror a detector's event as a summary scalar immediately, so that a killed run keeps it. A collapse sends an alert."""
+        """Mirror a collapse detector's event as a summary scalar at once, so a killed run keeps it. A collapse sends an alert."""
         if self._run is not None:
             self._guarded(lambda: self._run.summary.update({f"onset/{detector}": event["onset"]}))
         if self._run is not None and role == "collapse":
@@ -140,10 +140,10 @@ def _keep_home_empty(root: Path) -> None:
 
 
 def push_report(folder: Path, sweep: str, project: str) -> str:
-    """Upload the report in `folder` as a W&B run, with its page, figures, table of arms and files. Returns its address.
+    """Upload the report in `folder` as a W&B run: its page, figures, files, and table of configs. Returns its address.
 
-    Without WANDB_API_KEY it is an offline run below `folder`/wandb, which `wandb sync` can send later; then the folder is
-    returned. Raises UserError with the cause if W&B refuses.
+    Without WANDB_API_KEY it is an offline run below `folder`/wandb, which `wandb sync` can send later; then that run's folder
+    is returned. Raises UserError with the cause if W&B refuses.
     """
     import pandas as pd
     import wandb

@@ -51,7 +51,7 @@ class Assembler:
         return made, metrics | of_penalty
 
     def _segment_numbers(self, rollout: Rollout) -> Tensor | None:
-        """Number of each token's segment in its response, [B, T]: a turn, or with segments=version a version's run of tokens."""
+        """Segment number [B, T] of each token in its response, by turn or, with segments=version, by version of the weights."""
         if self.config.segments == "version":
             return torch.nn.functional.pad((rollout.version.diff(dim=1) != 0).cumsum(1), (1, 0))
         if not isinstance(self.task, TurnTask):

@@ -26,7 +26,10 @@ class Question(NamedTuple):
 
 
 class Evaluator:
-    """Evaluates policies on held-out prompts [N, P], and measures mismatch of probes. Raises UserError on too few prompts."""
+    """Evaluates policies on held-out prompts [N, P], and measures the mismatch of the precisions in evaluation.probe.
+
+    Raises UserError if there are fewer prompts than the config asks for.
+    """
 
     def __init__(self, plan: Plan, sampler: Sampler, scorer: Scorer, prompts: Tensor):
         self.config, self.sampler, self.scorer = plan.config.evaluation, sampler, scorer
@@ -79,7 +82,7 @@ class Evaluator:
         return reward.reshape(-1, self.config.samples)
 
     def probe(self, version: int) -> dict[str, float]:
-        """Mismatch metrics of each precision in evaluation.probe, if an engine in it samples with the actor's weights."""
+        """Mismatch metrics of the precisions in evaluation.probe, each from an engine that samples with the actor's weights."""
         return self.probes.measure(version, self.prompts, self._uniforms(self.prompts))
 
     def _uniforms(self, prompts: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ class TrainingForward:
 
     @torch.no_grad()
     def __call__(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> Tensor:
-        """Return log π_θ [B, T] of a mini-batch in nats, without gradient. replay: experts to take. Every rank must call it."""
+        """Return log π_θ [B, T] of a mini-batch in nats, without gradient. replay: experts and sampling masks. Collective."""
         logp = torch.zeros(tokens.shape, device=tokens.device)
         for rows in self.micro_batches(prompts, tokens):
             logp[rows] = self.actor.logp(prompts[rows], tokens[rows], None if replay is None else replay.of(rows))[0]
@@ -48,7 +48,7 @@ class TrainingForward:
 
     @torch.no_grad()
     def with_routes(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes]:
-        """Return (log π_θ [B, T] of a mini-batch, the routes that its forward pass took). Every rank must call it."""
+        """Return (log π_θ [B, T] of a mini-batch, the experts that its forward pass took). Every rank must call it."""
         logp, shares = torch.zeros(tokens.shape, device=tokens.device), []
         parts = self.micro_batches(prompts, tokens)
         for rows in parts:

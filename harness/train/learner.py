@@ -68,7 +68,7 @@ class Learner:
         """Take one optimizer step per mini-batch of `order`. Returns (metrics, log π_θ [B, T] in nats).
 
         A token's log π_θ is that just before the last optimizer step on it. If the loss or the correction uses π_θ/μ, the
-        metrics include its mismatch and the applied correction, and with `complete` the statistics of the filters.
+        metrics include its mismatch and the applied correction, and with `complete` its filters' statistics.
         """
         logp = torch.zeros_like(made.batch.logp_rollout)
         norms, sums, trained = [], [], []
@@ -109,7 +109,10 @@ class Learner:
         return self.config.proximal == "rollout" or self.config.correction.ratio == "current"
 
     def _correct(self, mini: TrainingBatch) -> tuple[Corrected | None, Rows | None]:
-        """Return (correction of a mini-batch; its diagnostic rows if made here), or None twice if micro-batches make theirs."""
+        """Return (correction of a mini-batch, its diagnostics per response).
+
+        The correction is None if each micro-batch makes its own. The diagnostics are None unless the correction is made here.
+        """
         match self.corrected_part:
             case "batch":
                 return mini.corrected, None

@@ -1,6 +1,6 @@
 """Metrics of the trained policy π_θ: its mismatch with the engine's μ, and the applied correction, in each mini-batch.
 
-π_θ changes with every mini-batch. If the loss or the correction uses π_θ/μ, statistics of π_old/μ do not describe it.
+π_θ changes with every mini-batch. If the loss or the correction uses π_θ/μ, statistics of π_old/μ do not describe that ratio.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNDEFINED = ("mismatch/pareto_k", "profile/", "correction/used_length", "correct
 
 
 def trained_rows(batch: Batch, spec: Correction, policy: Tensor) -> Rows:
-    """Mismatch statistics per row of a mini-batch, for `trained_metrics`. policy: log π_θ [B, T] before the optimizer step."""
+    """Mismatch statistics per response of a mini-batch, for `trained_metrics`. policy: log π_θ [B, T] before the step."""
     return mismatch_rows(batch, policy) if spec.ratio == "old" else correct_with_diagnostics(batch, spec, policy)[1]
 
 

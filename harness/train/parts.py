@@ -24,7 +24,7 @@ from harness.train.warmstart import start
 
 
 class Parts(NamedTuple):
-    """The parts of a training step around one actor. critic: None without values. held_out: evaluated prompts [N, P]."""
+    """The parts of a training step around one actor. critic: None if the run trains none. held_out: evaluated prompts [N, P]."""
 
     actor: DeepSpeedActor
     critic: Critic | None
@@ -35,7 +35,7 @@ class Parts(NamedTuple):
 
 
 def build_parts(plan: Plan) -> Parts:
-    """Build sampler, scorer, learner and evaluator of a run. The actor starts from the pretrained model or the warm start."""
+    """Build actor, critic, sampler, scorer and assembler of a run. The actor starts pretrained or from the warm start."""
     config = plan.config
     net, prompts, held_out = start(config, plan.task)
     critic_net = copy.deepcopy(net) if plan.has_critic else None

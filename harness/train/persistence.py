@@ -4,8 +4,8 @@ l_s [R, T] is log π_s − log μ_s (trainer, engine) of fixed responses with th
 
     persistence_k = Σ l_s·l_(s+k) / √(Σ l_s² · Σ l_(s+k)²)
 
-summed over response tokens. At 1 the log ratios stay proportional, as between two fixed policies. At 0 each sync draws new
-ones. Means are not subtracted, since an offset common to all tokens persists too.
+summed over response tokens. persistence_k is 1 if the log ratios stay proportional, as between two fixed policies, and about
+0 if those of each sync are independent. Means are not subtracted, since an offset common to all tokens persists too.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Persistence:
     """Measures the persistence of the mismatch in windows of `diagnostics.persistence.every` steps.
 
     At the start of a window the rollout engine responds to held-out prompts [R, P]. The log ratios of these responses are
-    measured then, and again LAGS syncs later. Life cycle: `measure` after each sync and before the step's rollout, `state` and
-    `restore` with a checkpoint.
+    measured then, and again 1, 5 and 20 syncs later. Life cycle: `measure` after each sync and before the step's rollout,
+    `state` and `restore` with a checkpoint.
     """
 
     def __init__(self, config: Config, sampler: Sampler, scorer: Scorer, held_out: Tensor):
@@ -48,7 +48,7 @@ class Persistence:
         self.first: Tensor | None = None
 
     def measure(self, step: int) -> dict[str, float]:
-        """Return mismatch/persistence_k if `step` is k steps into a window. Returns {} at others, or if all log ratios are 0."""
+        """Return mismatch/persistence_k, k in LAGS, at k steps into a measurement; {} at other steps or with equal policies."""
         age = None if self.every is None else step % self.every
         if age not in (0, *LAGS) or self.scorer.policy is self.sampler.engine:  # all log ratios are 0 with one policy
             return {}
@@ -74,12 +74,12 @@ class Persistence:
         return torch.where(usable, own - rollout, 0.0)
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors by name for a checkpoint: the responses of the current window, and their first log ratios."""
+        """Tensors by name for a checkpoint: the responses of the present measurement, and their first log ratios."""
         parts = {"tokens": self.tokens, "written": self.written, "first": self.first}
         return {name: part.contiguous() for name, part in parts.items() if part is not None}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore the window from the tensors of `state`. Old checkpoints lack `written`: all tokens are then the policy's."""
+        """Restore the responses being measured. Checkpoints of old versions lack `written`: all tokens but PAD then count."""
         self.tokens, self.first = state.get("tokens"), state.get("first")
         self.written = state.get("written", None if self.tokens is None else self.tokens != PAD)
 

@@ -103,7 +103,7 @@ class Watch(threading.Thread):
     """
 
     EVERY, PATIENCE, HURRY = 0.5, 30, 6
-    """EVERY: seconds between polls. PATIENCE: polls until a silent rank counts as dead. HURRY: this number after an error."""
+    """EVERY: seconds between polls. PATIENCE: polls until a silent rank counts as dead. HURRY: patience after an error."""
 
     CODES: ClassVar = {"unavailable": os.EX_TEMPFAIL, "stopped": 1}
     """Key under which a rank announces its end -> exit code of the other ranks. 75: a later start may succeed; 1: it will not."""
@@ -192,7 +192,7 @@ def join() -> Ranks:
 
 
 def check_ranks(config: Config, size: int) -> None:
-    """Raise UserError if `size` ranks cannot share evenly the responses of a mini-batch, an evaluation or another measurement."""
+    """Raise UserError if `size` ranks cannot evenly share the rows of each batch, or if the config's engine needs one rank."""
     rows = config.rollout.prompts * config.rollout.group_size
     shares = {
         f"rollout.prompts x rollout.group_size = {rows} responses in {config.actor.num_minibatches} mini-batches": rows

@@ -1,6 +1,6 @@
 """Sampling of a step's responses: which prompts it takes, which engine answers them, and how the answers are rewarded.
 
-On several ranks (`ranks.py`) each samples and rewards its share of the rows. Every rank then holds the responses of all ranks.
+Each rank (`ranks.py`) samples and rewards its share of the rows. Every rank then holds the responses of all ranks.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Sampler:
         return {} if difference is None else {"rollout/sync_difference": difference}
 
     def draw_prompts(self, number: int) -> Tensor:
-        """Prompts [B, P] of draw `number`, one row per response. Each pass over the pool has a new random order."""
+        """Training prompts [B, P] of batch `number`, one row per response. Each pass over the pool has a new random order."""
         n, per_draw = len(self.prompts), self.config.rollout.prompts
         places = range(number * per_draw, (number + 1) * per_draw)
         orders = {e: torch.randperm(n, generator=generator(self.config.seed, "prompts", e)) for e in {p // n for p in places}}
@@ -61,23 +61,26 @@ class Sampler:
         return chosen.repeat_interleave(self.config.rollout.group_size, dim=0).to(device())
 
     def draw_uniforms(self, number: int) -> Tensor:
-        """Uniform random numbers [B, T] that decide the responses to the prompts of draw `number`."""
+        """Uniform random numbers [B, T] that decide the responses to the prompts `draw_prompts(number)`."""
         rows = self.config.rollout.prompts * self.config.rollout.group_size
         return torch.rand(rows, self.task.answer_length, generator=generator(self.config.seed, "rollout", number))
 
     def sample(self, number: int) -> Responses:
-        """Sample and reward responses to the prompts of draw `number`, by the engine's present weights."""
+        """Sample and reward responses to the prompts `draw_prompts(number)`, by the engine's present weights."""
         return self.rewarded(self.draw_prompts(number), self.gather(self.sample_share(number)))
 
     def sample_share(self, number: int) -> Rollout:
-        """Sample this rank's share of the responses to the prompts of draw `number`."""
+        """Sample this rank's share of the responses to the prompts `draw_prompts(number)`."""
         with self.clock.phase("generate"):
             rollout = self.generate_share(self.engine, self.draw_prompts(number), self.draw_uniforms(number))
         self.clock.sampled_tokens += int(rollout.written.sum()) * self.ranks.size
         return rollout
 
     def sample_by(self, engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Responses:
-        """Sample and reward an engine's responses to prompts [B, P], each of which fills `rollout.group_size` rows."""
+        """Sample and reward responses of `engine` to prompts [B, P] by random numbers [B, T].
+
+        Each prompt fills rollout.group_size rows, one per response.
+        """
         return self.rewarded(prompts, self.generate(engine, prompts, uniforms))
 
     def generate(self, engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Rollout:
@@ -116,8 +119,8 @@ class Sampler:
         self.engine.sleep()
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors, for a checkpoint, of responses sampled before the step that trains on them; empty unless an option does so."""
+        """Tensors, for a checkpoint, of responses sampled before the step that trains on them. Only options have any."""
         return {}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore responses that were sampled before their step, from the tensors of `state`. Only options use it."""
+        """Restore responses sampled before the step that trains on them, from the tensors of `state`. Only options have any."""

@@ -1,4 +1,4 @@
-"""Scoring of responses: log-probabilities under the old policy π_old and a KL term's reference, with the engine's records."""
+"""Scoring of responses: their log-probabilities under the old policy π_old and under the reference policy π_ref of a KL term."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Support = Callable[[Rollout], Tensor | None]
 
 
 class Scorer:
-    """Scores responses under π_old, the policy before the step, by the training forward or by the own policy as a sampler.
+    """Scores responses under π_old, the policy before the step, by training forward or the trainer's own policy as a sampler.
 
     Life cycle: for each step `load_weights`, then `score`, before the actor's next optimizer step.
 
@@ -60,9 +60,9 @@ class Scorer:
         return self.policy
 
     def load_weights(self, version: int) -> None:
-        """Have the trainer's own policy take the actor's weights when it is next asked for.
+        """Have the trainer's own policy take the actor's weights before its next use.
 
-        Without exact scoring it is asked for at evaluations only. If the rollout engine is that policy, it has the weights.
+        Without actor.scoring=exact, only evaluations and diagnostics use it. If it is the rollout engine, it has them already.
         """
         if self.policy is not None and self.policy is not self.engine:
             self._unloaded = version
@@ -88,8 +88,8 @@ class Scorer:
     def score_reference(self, responses: Responses) -> Tensor | None:
         """Return log π_ref [B, T] in nats for a KL term; None without one.
 
-        The reference always chooses its own experts: it has another router. If a sampler cuts tokens off (top-p, top-k), π_ref
-        is normalised over the same tokens as the other policies: the KL term of equal policies must be 0.
+        The reference always chooses its own experts: it has another router. Under rollout.replay_sampling_mask π_ref is
+        renormalised over the same tokens as the other policies, since the KL term of equal policies must be 0.
         """
         if self.reference is None:
             return None
@@ -100,7 +100,7 @@ class Scorer:
         return self.recorded(rollout, replayed_routes(rollout, self.config.routing.replay))
 
     def recorded(self, rollout: Rollout, routes: Routes | None = None) -> Recorded | None:
-        """Combine routes and the sampling masks of a rollout into one record; None if there are neither."""
+        """Combine experts (routes) and the sampling masks of a rollout into one record; None if there are neither."""
         support = self.support(rollout)
         return None if routes is None and support is None else Recorded(routes, support)
 
@@ -137,7 +137,7 @@ class Scorer:
     def route_by(
         self, policy: LocalEngine, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None
     ) -> tuple[Tensor, Routes | None]:
-        """Return (log-probabilities [B, T] as `policy` computes them while it samples, its routes or None for a dense model)."""
+        """Return (log-probabilities [B, T] as `policy` computes them while it samples, its experts; None for a dense model)."""
         own = None if replay is None else replay.map(self.ranks.share)
         logp, routes = policy.score_routed(self.ranks.share(prompts), self.ranks.share(tokens), own)
         return self.ranks.gather(logp), None if routes is None else routes.map(self.ranks.gather)

@@ -73,13 +73,13 @@ class Trainer:
         return {name: float(value) for name, value in metrics.items()} | self.clock.metrics()
 
     def load_weights(self) -> dict[str, float]:
-        """Load the actor's weights into the rollout engine and into the trainer's own policy. Returns metrics of the check."""
+        """Load the actor's weights into rollout engine and trainer's own policy. Returns metrics of a check of the engine."""
         metrics = self.sampler.load_weights(self.learner.updates)
         self.scorer.load_weights(self.learner.updates)
         return metrics
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Evaluate the policies that evaluation.policy names, and the probes. Also records the mean reward of each prompt."""
+        """Evaluate the policies of evaluation.policy and the precisions of evaluation.probe; record each prompt's reward."""
         with self.clock.phase("evaluate"):
             metrics, questions = self.evaluator.judge()
             self.folder.log_questions(step, {f"{split}/{policy}": means.tolist() for (split, policy), means in questions.items()})

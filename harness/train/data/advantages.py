@@ -32,7 +32,7 @@ class Advantages(NamedTuple):
 
 
 class AdvantageEstimator:
-    """Computes token advantages by the estimator of a config, which it gives the inputs that the estimator declares.
+    """Computes token advantages by the estimator of a config, and passes to it the inputs that it declares.
 
     By response, rewards [N, G] give advantages A [N, G], and each token gets the A of its response. By token, rewards [B, T] give
     A [B, T]. A token's reward is the response's reward on the last token, less the token's KL penalty. With a critic of values V,

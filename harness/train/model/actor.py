@@ -33,7 +33,7 @@ class Saved(Protocol):
     def load(self, folder: Path, ranks: int) -> None:
         """Read what `save` wrote on `ranks` ranks: exactly on the same number of ranks, up to rounding on another number.
 
-        Raises UserError on another number under masters=kahan, except at stage 0: universal checkpoints hold no compensation.
+        Raises UserError on another number under masters=kahan above ZeRO stage 0: universal checkpoints hold no compensation.
         """
 
 
@@ -52,7 +52,7 @@ class Actor(Saved, Protocol):
         """
 
     def route(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes]:
-        """Return (log π_θ [B, T] in nats without gradient, routes of the forward pass). Only for a mixture of experts."""
+        """Return (log π_θ [B, T] in nats without gradient, experts of the forward pass). Only for a mixture of experts."""
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Accumulate the gradient of `loss`. last: whether this is the last micro-batch before the optimizer step."""

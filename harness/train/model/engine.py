@@ -49,7 +49,7 @@ class DeepSpeedModel:
     """A model under DeepSpeed ZeRO stage 0 to 3 on all ranks of the run, with AdamW and clipping by global gradient norm.
 
     module: takes `input_ids` [B, L] and `targets` [B, T], predicted at the last T places, and returns a tuple of [B, T].
-    shares: whether responses may share a row with their prompt (`Layout.shared`).
+    shares: whether responses to one prompt may share a row (`Layout.shared`).
     """
 
     def __init__(self, module: nn.Module, config: ActorConfig, *, shares: bool):
@@ -87,7 +87,7 @@ class DeepSpeedModel:
         return prompts[first], tokens[first], None if replay is None else replay.of(first), place
 
     def by_token(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> list[Tensor]:
-        """Outputs of the module, [B, T] each, 0 on padding. Responses share their prompt's forward pass where that pays off."""
+        """Outputs of the module, [B, T] each, 0 on padding. Responses share their prompt's forward pass if that saves enough."""
         shared = Layout.shared(prompts, tokens) if self.shares and replay is None else None
         layout = shared or Layout.of(prompts, tokens, replay)
         given = self.engine(input_ids=layout.input_ids, targets=layout.targets, **layout.places)

@@ -14,7 +14,7 @@ def distinct(prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) ->
     """Return (first, place): the index of one row per group of equal rows [U], and the group of each row [B].
 
     `f(x[first])[place]` is `f(x)`, and autograd adds up the gradients of equal rows. Rows are equal in prompt, response and
-    records. If no two are, both are the full slice, by which indexing copies nothing.
+    records. If no two rows are equal, both indices are the full slice, which copies nothing.
     """
     values, place = torch.cat([prompts, tokens], 1).unique(dim=0, return_inverse=True)
     if len(values) < len(tokens) and replay is not None:

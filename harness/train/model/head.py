@@ -17,15 +17,15 @@ CHUNK = {"cpu": 2**24, "cuda": 2**27}
 """Maximum number of logits in memory at a time, by kind of device: 64 MiB on a CPU and 512 MiB on a GPU, in fp32. A chunk is
 so large that reading the head's weight once per chunk costs little beside the matrix products."""
 EXCLUDED = -1e30
-"""Logit of a token outside the support. Its probability is 0 and its log-probability finite, so that their product is 0."""
+"""Logit of a token that sampling excluded. Its probability is 0 and its log-probability finite, so that their product is 0."""
 
 
 class ScoringModel(nn.Module):
     """A causal language model that returns (log π of given tokens, entropy of π) at temperature τ, without holding all logits.
 
     With z_t = W h_t of the last hidden state, log π(y_t) = z_t[y_t]/τ − log Σ_v exp(z_t[v]/τ) and H_t = −Σ_v π_t(v) log π_t(v),
-    both in fp32 nats. With a support S_t both sums are over v in S_t, with π renormalised over S_t. Parameters keep their
-    transformers names. Raises UserError for a model whose logits are not a linear head's alone.
+    both in fp32 nats. With a support S_t, a set of tokens, both sums are over v in S_t, and π is renormalised. Parameters keep
+    their transformers names. Raises UserError for a model whose logits are not a linear head's alone.
     """
 
     def __init__(self, net: PreTrainedModel, temperature: float):
@@ -96,7 +96,7 @@ class _Score(torch.autograd.Function):
     """Autograd function that computes `_score` in chunks, to hold only one chunk's logits.
 
     ∂ log π(y)/∂z_v = (1[v = y] − π(v))/τ and ∂H/∂z_v = −π(v)·(log π(v) + H)/τ. The backward pass computes the logits again, a
-    fourth matrix product beside the three of `_score`. An entropy without a gradient adds no cost to it.
+    fourth matrix product beside the three of `_score`. An entropy without a gradient costs it nothing.
     """
 
     @staticmethod
@@ -161,7 +161,7 @@ def _rows(part: Tensor | None, rows: slice) -> Tensor | None:
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor, support: Tensor | None, temperature: float) -> Tensor:
-    """Log-probabilities over the support at a temperature, [n, V] in fp32 or wider, in newly allocated memory."""
+    """Log-probabilities over the tokens of `support` (None: all), [n, V] in fp32 or wider, in newly allocated memory."""
     logits = nn.functional.linear(hidden, weight)
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).div_(temperature)
     if support is not None:

@@ -95,7 +95,7 @@ class _Trees(NamedTuple):
     """Sequences as R trees of at most L tokens, which are padded to L.
 
     ids, depth: tokens and their positions [R, L]. visible: whether a token (second last dimension) sees another, [R, L, L].
-    place: flat place of each token of each sequence [B, S]; any place where a sequence has no token.
+    place: flat place of each token of each sequence [B, S]; arbitrary where a sequence has no token.
     """
 
     ids: Tensor
@@ -112,10 +112,10 @@ def _aligned(rows: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _trees(sequences: Tensor) -> _Trees | None:
-    """Arrange sequences [B, S], with PAD after their ends, as trees of at most LONGEST tokens, as few as that takes.
+    """Arrange sequences [B, S], with PAD after their ends, in trees of at most LONGEST tokens and equal numbers of sequences.
 
     In lexical order the sequences of a tree are neighbours. A branch begins where a sequence departs from the previous sequence.
-    Returns None if a sequence is longer than LONGEST.
+    There are as few trees as possible. Returns None if a sequence is longer than LONGEST.
     """
     _, rank = sequences.unique(dim=0, return_inverse=True)
     order = rank.argsort(stable=True)

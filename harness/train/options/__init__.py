@@ -1,4 +1,4 @@
-"""Options of a training step, each in a file of its own. They wrap the core, which does not know them."""
+"""Options of a training step, each in a file of its own. They extend sampler, scorer and learner, which do not import them."""
 
 from __future__ import annotations
 

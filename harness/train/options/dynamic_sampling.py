@@ -16,7 +16,7 @@ from harness.train.sampler import Sampler
 class DynamicSampling(Option):
     """Option that samples more rounds of prompts until a step's groups all have unequal rewards, or `max_rounds` is reached.
 
-    Round r of step s takes the prompts of draw s·max_rounds + r. Draws that no round needs are skipped.
+    Round r of step s takes the prompts `draw_prompts(s·max_rounds + r)`. Numbers that no round needs are skipped.
     """
 
     def __init__(self, inner: Sampler, max_rounds: int):

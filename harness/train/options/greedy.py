@@ -1,4 +1,4 @@
-"""advantage=remax: the reward of each prompt's most probable response, which ReMax (arXiv 2310.10505) takes as the baseline."""
+"""advantage=remax: the reward of a greedy response to each prompt, which ReMax (arXiv 2310.10505) takes as the baseline."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class GreedyBaseline(Option):
     """Option that generates a greedy response to each prompt of a step, before the step's responses are sampled."""
 
     def sample(self, number: int) -> Responses:
-        """Sample responses to the prompts of draw `number`, and add the rewards and lengths of greedy responses to them."""
+        """Sample responses to `draw_prompts(number)`, with the rewards and lengths of greedy responses as `of_prompts`."""
         greedy = self._greedy(self.inner.engine, self.inner.draw_prompts(number))
         return self.inner.sample(number)._replace(of_prompts=greedy)
 
     def sample_by(self, engine: RolloutEngine, prompts: Tensor, uniforms: Tensor) -> Responses:
-        """Sample an engine's responses to prompts [B, P], and add the rewards and lengths of its greedy responses to them."""
+        """Sample responses of `engine` to prompts [B, P], with rewards and lengths of its greedy responses as `of_prompts`."""
         responses = self.inner.sample_by(engine, prompts, uniforms)
         return responses._replace(of_prompts=self._greedy(engine, prompts))
 
@@ -34,7 +34,7 @@ class GreedyBaseline(Option):
         return self.inner.describe(responses) | {"reward/greedy": responses.of_prompts[GREEDY].mean()}
 
     def _greedy(self, engine: RolloutEngine, prompts: Tensor) -> dict[str, Tensor]:
-        """Rewards and lengths, [N] each, of greedy responses to the N prompts, each in rollout.group_size rows of [B, P]."""
+        """Rewards and lengths, [N] each, of greedy responses to N prompts, each of which fills rollout.group_size rows [B, P]."""
         inner = self.inner
         with inner.clock.phase("generate"):
             distinct = prompts[:: inner.config.rollout.group_size]

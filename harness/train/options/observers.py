@@ -48,7 +48,7 @@ def observers(plan: Plan, folder: EventLog, optimizer: Optimizer) -> list[Observ
 
 
 class Dumps:
-    """Writes the training batch of every `every`-th step into the run folder, as a dump."""
+    """Writes the training batch of every `every`-th step into the run folder as a Parquet file, called a dump."""
 
     def __init__(self, every: int, folder: EventLog):
         self.every, self.folder = every, folder
@@ -80,7 +80,7 @@ class Diagnoses:
         return diagnosis_metrics(found)
 
     def _diagnosis(self, done: Finished) -> Diagnosis:
-        """Diagnose a step's batch, or as many of its prompts as CELLS allows. log π_θ replaces a missing log π_old."""
+        """Diagnose a step's batch, or some of its prompts if it exceeds CELLS tokens. log π_θ replaces a missing log π_old."""
         batch, rollout = done.made.batch, done.responses.rollout
         if batch.logp_old is None:
             batch = batch._replace(logp_old=done.logp)

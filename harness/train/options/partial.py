@@ -1,4 +1,4 @@
-"""rollout.partial_tokens: responses are sampled in parts, each by the weights that the engine has at that step."""
+"""rollout.partial_tokens: responses are sampled in parts, one per step, each by the engine's weights at its step."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def continued(engine: RolloutEngine, prompts: Tensor, begun: Rollout, uniforms: 
     """Extend responses by n tokens, sampled by the engine's present weights where a response has not ended.
 
     begun: the responses so far, [B, t]. prompts: [B, P]. uniforms: [B, n]. stop: tokens that end a response. Each token keeps
-    the log-probability, version, route and support of the forward pass that sampled it.
+    the log-probability, version, experts and sampling mask of the forward pass that sampled it.
     """
     last, n = begun.tokens[:, -1], uniforms.shape[1]
     going = (last != PAD) & ~torch.isin(last, torch.tensor(stop, dtype=last.dtype, device=last.device))

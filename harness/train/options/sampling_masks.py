@@ -11,7 +11,7 @@ from harness.train.options import Option
 
 
 class SamplingMasks(Option):
-    """Option that reports how many tokens top_p and top_k left at each place. The rollout engine records which."""
+    """Option that reports how many tokens top_p and top_k left at each position, as recorded by the rollout engine."""
 
     def describe(self, responses: Responses) -> dict[str, Tensor]:
         """Metrics of responses, including the mean number of tokens that top_p and top_k left at a token position."""
@@ -22,5 +22,5 @@ class SamplingMasks(Option):
 
 
 def sampling_masks(rollout: Rollout) -> Tensor | None:
-    """Sampling masks [B, T, ⌈V/8⌉] of a rollout, for a `Scorer`; None if its engine recorded none, like the engine of a probe."""
+    """Sampling masks [B, T, ⌈V/8⌉] of a rollout, for a `Scorer`; None if its engine recorded none, as in evaluation.probe."""
     return rollout.support

@@ -23,10 +23,10 @@ ARGUMENT = "routes"
 
 
 class RoutingHooks:
-    """Hooks on the routers of a transformers model, which record routes and replay given ones.
+    """Hooks on the routers of a transformers model, which record the chosen experts (routes) and replay given ones.
 
     A router is `mlp.gate` of a layer. It returns (logits [N, E], weights [N, k], ids [N, k]), as in Qwen3-MoE. Layers without
-    a router are left alone.
+    a router are unchanged.
 
     Called as `model(..., routes=Routes)`, the model computes with the set S of experts in `routes`. The weight of an expert e
     in S is w_e = p_e / Σ_{i∈S} p_i, or p_e without renormalisation. p is the softmax over all experts in this pass. So the
@@ -45,7 +45,7 @@ class RoutingHooks:
 
     @contextmanager
     def record(self) -> Iterator[list[Routes]]:
-        """Collect the routes of the forward passes in the body: a list with one entry per layer and pass, [N, ...]."""
+        """Collect the experts (routes) of the forward passes in the body: a list with one entry per layer and pass, [N, ...]."""
         self._recorded = []
         try:
             yield self._recorded
@@ -78,7 +78,7 @@ def live_weights(logits: Tensor, ids: Tensor, renormalise: bool) -> Tensor:
 
 @torch.no_grad()
 def taken(logits: Tensor, ids: Tensor, weights: Tensor) -> Routes:
-    """Routes of one layer's forward pass: ids and weights [N, k], and margins [N], the gap of k-th to (k+1)-th probability."""
+    """Experts of one layer's forward pass: ids and weights [N, k], and margins [N], the gap of k-th to (k+1)-th probability."""
     top = logits.softmax(-1, dtype=torch.float32).topk(ids.shape[-1] + 1, dim=-1).values
     return Routes(ids.to(id_dtype(logits.shape[-1])), weights.float(), top[:, -2] - top[:, -1])
 

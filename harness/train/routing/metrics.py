@@ -35,7 +35,7 @@ def routing_metrics(scorer: Scorer, responses: Responses, scores: Scores, order:
 
 
 def _score_live(scorer: Scorer, responses: Responses, order: list[Tensor]) -> tuple[Tensor, Routes]:
-    """Score π_old with its own choice of experts, by the pass that actor.scoring names. Returns (log π_old [B, T], routes)."""
+    """Score π_old with its own choice of experts, by the pass that actor.scoring names. Returns (log π_old [B, T], experts)."""
     if scorer.config.actor.scoring != "exact":
         return scorer.route_forward(responses, order)
     rollout = responses.rollout

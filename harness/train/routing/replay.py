@@ -1,4 +1,4 @@
-"""Selects the engine's routes that the trainer replays, according to routing.replay."""
+"""Selects the rollout engine's choices of experts that the trainer replays, according to routing.replay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.routing import REPLAYS
 
 
 def replayed_routes(rollout: Rollout, name: str) -> Routes | None:
-    """Return the engine's routes that π_old replays under routing.replay=`name`, or None. UserError if they are missing."""
+    """Return the engine's experts that π_old replays under routing.replay=`name`, or None. Raises UserError if unrecorded."""
     replay = REPLAYS[name]
     if not replay.by_old:
         return None
