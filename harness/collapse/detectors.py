@@ -24,7 +24,7 @@ Fraction = Annotated[float, Interval(gt=0, lt=1)]
 Spread = Annotated[float, Interval(gt=0, le=1e9)]
 Steps = Annotated[int, Interval(ge=0, le=10**9)]
 FAULT = "diagnosis/fault_"
-"""Prefix of a metric whose name ends with the fault of the log-probabilities that a diagnosis found."""
+"""Prefix of metrics, one for each fault that a diagnosis found in the log-probabilities. The rest of the name is the fault."""
 Reading = list[float]
 """Reward and standard error of one evaluation, as a list of two numbers."""
 

@@ -64,7 +64,8 @@ INT8_CHECKPOINT = {
 MAX_SEQUENCES = 512
 """Maximum number of responses that vLLM decodes side by side; the rest wait."""
 PREFILL_TOKENS = 16384
-"""Maximum number of prompt tokens in a forward pass. On a CPU, a prefill cut into chunks would lose the seed (vLLM 0.32)."""
+"""Maximum number of prompt tokens in a forward pass; the context if that is longer, so that no prefill is cut into chunks.
+On a CPU, chunks would lose the seed (vLLM 0.32)."""
 
 
 class VllmEngine(RolloutEngine):
@@ -77,8 +78,8 @@ class VllmEngine(RolloutEngine):
     context: maximum number of prompt and response tokens; None for the model's limit.
     tensor_parallel: number of neighbouring ranks that hold one engine together; each rank gets the responses to its own rows.
     sleep: between rollouts the weights wait in host memory and the KV cache is freed, for an actor on the same GPU.
-    sync_tolerance: tolerated mean difference from the actor's log-probabilities after a load, in nats; None for the
-    precision's.
+    sync_tolerance: tolerated mean |log μ − log π| of engine and actor after loading weights, in nats; None for the
+    precision's own.
     """
 
     def __init__(
@@ -233,7 +234,7 @@ class VllmEngine(RolloutEngine):
         return padded(rows, length, 0.0, torch.float32).to(prompts.device)
 
     def _ask(self, prompts: Tensor, length: int, uniforms: Tensor | None) -> list[Any]:
-        """Ask vLLM for a response to each row of prompts [B, P]; without uniforms, for the most probable token at each place."""
+        """Ask vLLM for a response to each row of prompts [B, P]: sampled, or without uniforms the most probable token each time."""
         self._loaded_version()
         if prompts.shape[1] + length > self.context:
             raise UserError(
@@ -364,8 +365,8 @@ def _explained(what: str) -> Iterator[None]:
 def _pack_tied_heads(model: torch.nn.Module) -> None:
     """Pack tied output heads again after a reload.
 
-    vLLM 0.32 on a CPU multiplies by a packed copy of the head. A reload does not renew that of a tied head, loaded as
-    embedding.
+    vLLM 0.32 on a CPU multiplies by a packed copy of the head. A reload does not renew the copy of a tied head, whose weights
+    are loaded as the embedding.
     """
     layer: Any
     for layer in model.modules():
