@@ -40,10 +40,10 @@ class Arm(NamedTuple):
 
 
 def arm(config: Mapping[str, Any]) -> Arm:
-    """Name the arm of one run (the runs alike but for the seed) by its precision, loss and correction.
+    """Name the arm (group of runs alike but for the seed) of one run, by its precision, loss and correction.
 
-    Raises KeyError on an incomplete config.
-    An importance weight that is computed only for its metrics (apply=false) does not count as a correction.
+    An importance weight that is computed only for its metrics (apply=false) does not count as a correction. Raises KeyError on
+    an incomplete config.
     """
     weight = config["correction"]["weight"]
     parts = [f"{weight['level']}-{weight['action']}"] if weight["level"] and weight.get("apply", True) else []
@@ -57,8 +57,8 @@ def arms(configs: Mapping[str, Mapping[str, Any]], but: Collection[str] = ()) ->
     """Map each run of a sweep to the name of its arm, which runs that differ only in seed share. configs: complete, from JSON.
 
     A key that belongs to a named plug-in is compared among runs of that plug-in only: `loss.eps_low` among runs of one loss.
-    Keys of `correction` are compared among runs of the same levels, actions and filters. Keys in `but` are left out, as if no
-    run differed in them.
+    Keys of `correction` are compared among runs of the same correction (levels, actions, filters). Keys in `but` are left out,
+    as if no run differed in them.
     """
     named = {run: {name: part for name, part in config.items() if name not in UNNAMED} for run, config in configs.items()}
     warm = [(config.get("warmstart"), config.get("seed")) for config in configs.values()]
@@ -70,7 +70,7 @@ def arms(configs: Mapping[str, Mapping[str, Any]], but: Collection[str] = ()) ->
 
 
 def _names(configs: Mapping[str, Mapping[str, Any]], but: Collection[str]) -> dict[str, Arm]:
-    """Name the arm (the runs alike but for the seed) of each config. configs: all different. but: keys that no name states."""
+    """Name the arm (group of runs alike but for the seed) of each config, all different. but: keys that no name states."""
     plain = {run: arm(config) for run, config in configs.items()}
     flat = _alike({run: _flat(config, but) for run, config in configs.items()})
     differing = _differing(flat, plain)

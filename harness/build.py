@@ -47,7 +47,7 @@ class Plan(NamedTuple):
 
 
 def build_objective(config: Config) -> Objective:
-    """Build the objective: loss, correction, proximal policy, reduction, KL, entropy. Raises UserError if @loss is missing."""
+    """Build the objective: loss, correction, proximal policy, reduction, KL, entropy. Raises UserError if a loss lacks @loss."""
     anchored = "whether it is anchored; decorate it with @loss(anchored=…)"
     _check_marked(LOSSES, "loss.name", config.loss.name, "anchored", anchored)
     loss, kl = bind(LOSSES[config.loss.name], "loss", config.loss.params), None
@@ -166,7 +166,7 @@ def own_precision(config: Config) -> PrecisionConfig:
 
 
 def samples_as_trainer(config: Config) -> bool:
-    """Whether rollouts are of exactly the trainer's policy: embedded engine, same precision and weights, no noise, no top_p."""
+    """Whether rollouts sample exactly the trainer's policy: embedded engine, same precision and weights, no noise, no top_p."""
     r, own = config.rollout, own_precision(config)
     same = r.precision.model_copy(update={"name": own.name}) == own and (r.staleness, r.partial_tokens) == (0, None)
     whole = (r.kv_cache, r.top_p, r.top_k) == ("compute", 1.0, 0)

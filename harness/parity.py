@@ -51,7 +51,7 @@ class Pair(NamedTuple):
 
     @property
     def normal(self) -> bool:
-        """Whether the mean log-probability difference is within its bound in NORMAL; for fp32, the largest must be too."""
+        """Whether two engines' mean log-probability difference is within its bound in NORMAL; for fp32, the largest too."""
         bound = NORMAL[self.precision, self.kv_cache]
         return self.mean <= bound and (self.precision != "fp32" or self.largest <= bound)
 

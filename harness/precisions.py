@@ -25,7 +25,7 @@ class Dtype(NamedTuple):
     torch: str
     """Name of the dtype in torch."""
     bytes: int
-    """Size of one number of this dtype, in bytes."""
+    """Size of one number of the dtype, in bytes."""
     tolerance: float
     """Accepted mean |log μ − log π| of engine and actor after loading weights, in nats: over 20 times normal (docs/vllm.md)."""
 

@@ -36,7 +36,7 @@ def room() -> int:
 
 @contextmanager
 def bounded(source: Path | str) -> Iterator[None]:
-    """Context manager whose body may take `room()` more bytes, shared by all threads; beyond, raises TooLarge naming `source`."""
+    """Context manager whose body may take `room()` more bytes, shared by all threads. Beyond them it raises TooLarge."""
     try:
         with _limited():
             yield

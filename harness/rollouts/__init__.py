@@ -55,8 +55,8 @@ class Rollout(NamedTuple):
 
     tokens: int64, PAD after a stop token. logp: fp32 nats, log μ of each token under the distribution that it was drawn from,
     by the forward pass that drew it; 0 on PAD. version: int64, version of the weights that drew the token. expert_ids,
-    expert_weights: routes of that forward pass (`routes.Routes`); None for a dense model, or if the engine does not report
-    them. support: tokens that top_p and top_k left at each position (`recorded.Recorded`); None without
+    expert_weights: experts chosen in that forward pass (`routes.Routes`); None for a dense model, or if the engine does not
+    report them. support: tokens that top_p and top_k left at each position (`recorded.Recorded`); None without
     `Sampling.record_support`. turns: int64, number of the token's turn. environment: bool, tokens that the environment wrote;
     their logp is 0. turns and environment are None for a task without an environment (`turns.py`).
     """
@@ -112,7 +112,7 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Take the trainer's weights, by transformers name, cast to the engine's precision. An exception leaves it without weights."""
+        """Take the trainer's weights, by transformers name, in the engine's precision. After an error the engine has none."""
 
     @abstractmethod
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:

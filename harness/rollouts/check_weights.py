@@ -37,7 +37,7 @@ class TrainedPolicy(Protocol):
 
 
 class SyncCheck:
-    """Checks a rollout engine after each load of the actor's weights, always by these prompts [n, P] and `uniforms` [n, T]."""
+    """Checks an engine after each load of the actor's weights, always with the same prompts [n, P] and `uniforms` [n, T]."""
 
     def __init__(self, prompts: Tensor, uniforms: Tensor):
         self.prompts, self.uniforms = prompts, uniforms

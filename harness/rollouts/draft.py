@@ -1,7 +1,8 @@
 """Speculative sampling from a draft whose distribution is not the one that the acceptance test believes.
 
 A draft proposes a token x ~ q. It is accepted with probability min(1, p(x)/q̂(x)), and otherwise a token is drawn from the
-residual r ∝ max(p − q̂, 0). p is the target's policy, and q̂ the draft's distribution as the test knows it. So x is drawn with
+residual r ∝ max(p − q̂, 0). p is the target's policy, and q̂ the draft's distribution as the test knows it. The probability
+that the result is x is then
 
     μ'(x) = q(x)·min(1, p(x)/q̂(x)) + (1 − Σ_y q(y)·min(1, p(y)/q̂(y)))·r(x)
 

@@ -258,10 +258,7 @@ class LocalEngine(RolloutEngine):
         return self.score_routed(prompts, tokens, replay)[0]
 
     def score_routed(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes | None]:
-        """Return (log-probabilities [B, T] in nats, chosen experts). replay: experts and sampling masks to use instead.
-
-        The experts are None for a dense model.
-        """
+        """Return (log-probabilities [B, T] in nats, experts or None if dense). replay: experts and sampling masks to use."""
         tokens = tokens.to(self.device)
         present = tokens != PAD
         ragged = not bool(present.all())
@@ -296,7 +293,7 @@ class LocalEngine(RolloutEngine):
         support: Tensor | None,
         history: History | None,
     ) -> tuple[Tensor, Tensor, Recorded]:
-        """Return (tokens [B, length], log-probabilities [B, length], records), with PAD and 0 after the end of a response.
+        """Return (tokens [B, length], log-probabilities [B, length], experts and sampling masks); PAD and 0 after the end.
 
         Rows with equal tokens so far are computed once: the samples of a prompt form a tree, and each step computes its nodes.
         replay: routes (experts) to take, which are then also equal in the rows of a node. support: tokens to renormalise over
@@ -434,10 +431,10 @@ class LocalEngine(RolloutEngine):
     def _forward(
         self, tokens: Tensor, at: int, cache: Cache, padding: Tensor | None, replay: Routes | None
     ) -> tuple[Tensor, Routes | None]:
-        """Return (logits [B, V] after the last of `tokens` [B, n], routes of these tokens).
+        """Return (logits [B, V] after the last of `tokens` [B, n], experts that the tokens took; None for a dense model).
 
-        The tokens enter the cache at places at..at+n−1. padding [B]: number of padding tokens before a row, from whose end
-        rotary positions are counted; None: no padding. replay: the routes (experts) to take.
+        The tokens enter the cache at positions at..at+n−1. padding [B]: number of padding tokens before a row, from whose end
+        rotary positions are counted; None: no padding. replay: experts to take.
         """
         rows, n = tokens.shape
         turn = self._turn(at, n, padding)

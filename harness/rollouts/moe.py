@@ -60,7 +60,7 @@ class Mixture:
     def route(self, x: Tensor, replay: Routes | None) -> Routes:
         """Choose the experts of rows x [N, hidden]: int64 ids and weights [N, k]; margins [N], p_k − p_(k+1) of probabilities p.
 
-        replay: experts to take where it has a route. Their weights come from the router's probabilities for x unless replayed.
+        replay: experts to take, for rows where it has some. Weights come from the router's probabilities for x unless replayed.
         """
         k, finish = self.router.per_token, self._finish
         probabilities = finish(x @ self.router.gate).softmax(-1)

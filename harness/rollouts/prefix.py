@@ -69,8 +69,9 @@ class History(NamedTuple):
 class PrefixCache:
     """Cached KV of prompts and of unfinished responses, for a rule that keeps KV over a sync of the weights.
 
-    An entry is [layers, 2, H, L, D]: keys and values of the first L tokens of a row, all but its last. Life cycle: `sync` at
-    each load of weights; in between `find` before rows are computed, and `hold` for rows that may go on. Ranks share no entry.
+    An entry is [layers, 2, H, L, D]: keys and values of the first L tokens of a row (a prompt, maybe with a response so far), all
+    but its last. Life cycle: `sync` at each load of weights; in between `find` before rows are computed, and `hold` for rows
+    that may go on. Ranks share no entry.
     """
 
     def __init__(self, rule: KvAtSync):

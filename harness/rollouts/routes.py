@@ -65,7 +65,7 @@ class Routes(NamedTuple):
                 mine[rows, places] = theirs.to(mine.dtype)
 
     def groups(self) -> Tensor:
-        """Group number of each row, [B] int64. Rows whose tokens took the same experts with the same weights share a number."""
+        """Group number of each response, [B] int64. Those whose tokens took equal experts with equal weights share a number."""
         parts = [part.flatten(1).double() for part in self[:2] if part is not None]
         return torch.cat(parts, 1).unique(dim=0, return_inverse=True)[1]
 

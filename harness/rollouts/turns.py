@@ -93,7 +93,7 @@ class _Answer:
 
 
 def _converse(write: Write, task: EnvironmentTask, prompts: Tensor, length: int) -> Rollout:
-    """Sample answers of several turns to prompts [B, P]. Rows that may write equally many tokens share one call of `write`."""
+    """Sample answers of several turns to prompts [B, P]. Answers with room for equally many tokens share a call of `write`."""
     asked = [row[row != PAD].tolist() for row in prompts.cpu()]
     answers = [_Answer() for _ in asked]
 

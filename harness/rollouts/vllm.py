@@ -234,7 +234,7 @@ class VllmEngine(RolloutEngine):
         return padded(rows, length, 0.0, torch.float32).to(prompts.device)
 
     def _ask(self, prompts: Tensor, length: int, uniforms: Tensor | None) -> list[Any]:
-        """Ask vLLM for a response to each row of prompts [B, P]: sampled, or without uniforms the most probable token each time."""
+        """Ask vLLM for a response to each row of prompts [B, P]: sampled by `uniforms`, or greedy without them."""
         self._loaded_version()
         if prompts.shape[1] + length > self.context:
             raise UserError(
@@ -252,7 +252,7 @@ class VllmEngine(RolloutEngine):
         return [answer.outputs[0] for answer in self._answers(prompts, sampling)]
 
     def _answers(self, rows: Tensor, sampling: Any) -> list[Any]:
-        """Return vLLM's answers to this rank's rows [B, L], requested without PAD. sampling: one setting, or one per row."""
+        """Return vLLM's answers to this rank's token rows [B, L], sent without PAD. sampling: one setting, or one per row."""
         requests = [{"prompt_token_ids": row[row != PAD].tolist()} for row in self._of_group(rows)]
         with _explained("generation failed"):
             answers = self.llm.generate(requests, sampling, use_tqdm=False)
@@ -266,7 +266,7 @@ class VllmEngine(RolloutEngine):
         return self.version
 
     def _of_group(self, rows: Tensor) -> Tensor:
-        """Gather the rows of all ranks that hold this engine together, because each of them must request all of these rows."""
+        """Gather the prompts of all ranks that hold this engine together, because each of the ranks must request them all."""
         if self.tensor_parallel == 1:
             return rows
         from vllm.distributed import get_tp_group
@@ -349,7 +349,7 @@ def _write_config(folder: Path, shape: PretrainedConfig, quantization: str | Non
 
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Turn an error of vLLM, such as out of memory or an unknown model, into a UserError with vLLM's own message in one line."""
+    """Context manager that turns errors of vLLM, such as out of memory, into UserErrors with vLLM's own message in one line."""
     try:
         yield
     except UserError:

@@ -85,7 +85,7 @@ def _registered(name: str) -> bool:
 
 
 def weight_formats() -> dict[str, str | None]:
-    """Map each option of rollout/precision to the reason why vLLM cannot compute it on this machine; None if it can."""
+    """Option of rollout/precision, the unquantised ones as one -> why vLLM cannot compute it on this machine; None if it can."""
     return vllm_refusals(this_machine())
 
 

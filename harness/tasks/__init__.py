@@ -52,7 +52,7 @@ class Task(Protocol):
         """All prompts of the task, [N, P]."""
 
     def reward(self, prompts: np.ndarray, answers: np.ndarray) -> np.ndarray:
-        """Rewards of answers to prompts, float64 [N] from 0 to 1. Each rank passes its own rows."""
+        """Rewards of answers to prompts, float64 [N] from 0 to 1. Each rank passes its own prompts and answers."""
 
 
 @runtime_checkable
