@@ -307,7 +307,7 @@ class VllmEngine(RolloutEngine):
 
 
 def _memory() -> dict[str, float]:
-    """Return vLLM's option for its share of GPU memory: 0.9 of what is free, where vLLM would ask for nearly all; {} on a CPU."""
+    """Return vLLM's option for its share of GPU memory: 0.9 of what is free, since its default is nearly all; {} on a CPU."""
     if not torch.cuda.is_available():
         return {}
     free, total = torch.cuda.mem_get_info()

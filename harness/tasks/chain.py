@@ -21,7 +21,10 @@ from harness.config import ChainConfig
 
 
 class Chain:
-    """Prompts, verifier and demonstrations of a chain task. Token ids: values 0..m−1, moves m..m+choices−1, then BOS."""
+    """Prompts, verifier and demonstrations of the chain task, a walk modulo m.
+
+    Token ids: values 0..m−1, moves m..m+choices−1, then BOS.
+    """
 
     stop: tuple[int, ...] = ()  # every answer has the full length
 
