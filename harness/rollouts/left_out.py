@@ -19,7 +19,7 @@ def matrices(has_experts: bool) -> dict[str, tuple[str, ...]]:
 
 
 def is_cast(precision: PrecisionConfig, layer: int, layers: int, modules: Sequence[str]) -> bool:
-    """Whether a precision quantises the modules of decoder layer `layer` of `layers` that form one matrix.
+    """Whether a precision's casts apply to the modules of decoder layer `layer` of `layers` that form one matrix.
 
     `ignore` names modules to leave out. Its pattern `re:...` matches the beginning of a name, as in
     `compressed_tensors.utils.match_name`. Raises UserError if `ignore` names some modules of a matrix but not all.

@@ -266,7 +266,7 @@ class VllmEngine(RolloutEngine):
         return self.version
 
     def _of_group(self, rows: Tensor) -> Tensor:
-        """Gather the prompts of all ranks that hold this engine together, because each of the ranks must request them all."""
+        """Gather the rows (such as prompts) of all ranks that hold this engine together: each of them must request all rows."""
         if self.tensor_parallel == 1:
             return rows
         from vllm.distributed import get_tp_group
