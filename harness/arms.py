@@ -25,8 +25,8 @@ class Arm(NamedTuple):
     """Parts of the name that runs share if they differ only in their seed. `str` joins them.
 
     precision: rollout precision. loss, correction: names of the plug-ins, with the keys in which runs of the same plug-in
-    differ. Routing replay is named in `correction`, because it also counters the mismatch. setting: all other keys in which
-    the runs of the sweep differ. Keys are written key=JSON.
+    differ. Routing replay is named in `correction`, because it also counters the mismatch of engine and trainer. setting: all
+    other keys in which the runs of the sweep differ. Keys are written key=JSON.
     """
 
     precision: str
@@ -40,9 +40,10 @@ class Arm(NamedTuple):
 
 
 def arm(config: Mapping[str, Any]) -> Arm:
-    """Name the arm (precision, loss, correction) of a single run by its config alone. Raises KeyError on an incomplete config.
+    """Name the arm (group of runs alike but for the seed) of one run, by its precision, loss and correction.
 
-    An importance weight that is computed only for its metrics (apply=false) does not count as a correction.
+    An importance weight that is computed only for its metrics (apply=false) does not count as a correction. Raises KeyError on
+    an incomplete config.
     """
     weight = config["correction"]["weight"]
     parts = [f"{weight['level']}-{weight['action']}"] if weight["level"] and weight.get("apply", True) else []
@@ -56,8 +57,8 @@ def arms(configs: Mapping[str, Mapping[str, Any]], but: Collection[str] = ()) ->
     """Map each run of a sweep to the name of its arm, which runs that differ only in seed share. configs: complete, from JSON.
 
     A key that belongs to a named plug-in is compared among runs of that plug-in only: `loss.eps_low` among runs of one loss.
-    Keys of `correction` are compared among runs of the same levels, actions and filters. Keys in `but` are left out, as if no
-    run differed in them.
+    Keys of `correction` are compared among runs of the same correction (levels, actions, filters). Keys in `but` are left out,
+    as if no run differed in them.
     """
     named = {run: {name: part for name, part in config.items() if name not in UNNAMED} for run, config in configs.items()}
     warm = [(config.get("warmstart"), config.get("seed")) for config in configs.values()]
@@ -69,7 +70,7 @@ def arms(configs: Mapping[str, Mapping[str, Any]], but: Collection[str] = ()) ->
 
 
 def _names(configs: Mapping[str, Mapping[str, Any]], but: Collection[str]) -> dict[str, Arm]:
-    """Map each run to the name of its arm. configs: run -> config, all different. but: config keys that no name states."""
+    """Name the arm (group of runs alike but for the seed) of each config, all different. but: keys that no name states."""
     plain = {run: arm(config) for run, config in configs.items()}
     flat = _alike({run: _flat(config, but) for run, config in configs.items()})
     differing = _differing(flat, plain)
@@ -85,7 +86,7 @@ def _names(configs: Mapping[str, Mapping[str, Any]], but: Collection[str]) -> di
 
 
 def _part(key: str, plain: Arm) -> str:
-    """Part of an arm's name that states the differing config `key`: loss, correction (if there is one), or else setting."""
+    """Part that states config `key` in the name of an arm (runs alike but for the seed): loss, correction if any, or setting."""
     section = key.partition(".")[0]
     corrected = section == "correction" and plain.correction != NONE
     return section if section == "loss" or corrected else "setting"
@@ -108,7 +109,7 @@ def _alike(flat: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _differing(flat: Mapping[str, dict[str, Any]], plain: Mapping[str, Arm]) -> set[tuple[str, str]]:
-    """Pairs (config key, context such as one correction or plug-in) where runs of the context differ in the key, or lack it."""
+    """Pairs (config key, context) such that runs of one context, such as those with the same loss, differ in the key."""
     differing = set()
     for key in dict.fromkeys(key for values in flat.values() for key in values):
         if key in NAMED or not differs(key, flat.values()):
@@ -121,7 +122,7 @@ def _differing(flat: Mapping[str, dict[str, Any]], plain: Mapping[str, Arm]) -> 
 
 
 def _context(key: str, values: Mapping[str, Any], plain: Arm) -> str:
-    """Context within which runs are compared in `key`: the same correction, the same nearest plug-in, or the whole sweep."""
+    """Text that runs must share to be compared in `key`: correction, plug-in whose section holds the key, or "" for all runs."""
     if key.startswith("correction."):
         return plain.correction
     section = key

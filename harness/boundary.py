@@ -57,7 +57,7 @@ def _unread() -> bool:
 
 @contextmanager
 def refusing(given: str = "") -> Iterator[None]:
-    """Turn errors of Hydra, OmegaConf and the file system in the body into UserError. given: user's input, shown in messages."""
+    """Context manager that turns errors of Hydra, OmegaConf and files into UserError. given: user's input, shown in messages."""
     try:
         yield
     except UserError:

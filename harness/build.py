@@ -22,7 +22,8 @@ from harness.rollouts.local import LocalEngine
 from harness.tasks import TASKS, Task, stops
 
 BY_TOKEN = {"mask", "values"}
-"""Inputs that mark an advantage estimator by token, from rewards [B, T] to advantages [B, T]. values: a critic's V, [B, T]."""
+"""Names of inputs. An advantage estimator that takes any of them maps rewards [B, T] to advantages [B, T], token by token.
+values: a critic's V, [B, T]."""
 
 PROVIDED = {"lengths", "greedy"} | BY_TOKEN
 """Inputs that a run can give an advantage estimator, besides the rewards."""
@@ -46,7 +47,7 @@ class Plan(NamedTuple):
 
 
 def build_objective(config: Config) -> Objective:
-    """Build a config's objective: loss x correction x proximal x reduction. Raises UserError on a loss without @loss."""
+    """Build the objective: loss, correction, proximal policy, reduction, KL, entropy. Raises UserError if a loss lacks @loss."""
     anchored = "whether it is anchored; decorate it with @loss(anchored=…)"
     _check_marked(LOSSES, "loss.name", config.loss.name, "anchored", anchored)
     loss, kl = bind(LOSSES[config.loss.name], "loss", config.loss.params), None
@@ -94,7 +95,7 @@ def has_critic(config: Config) -> bool:
 
 
 def build_engine(config: Config, shape: PretrainedConfig, task: Task) -> functools.partial:
-    """The class that rollout.engine.name names with the config's parameters bound. Raises UserError if it is not an engine."""
+    """The class that rollout.engine.name names, with the config's parameters bound. Raises UserError if it is not an engine."""
     r, named = config.rollout, config.rollout.engine
     engine = ENGINES[named.name]
     if not (inspect.isclass(engine) and issubclass(engine, RolloutEngine)):
@@ -113,7 +114,7 @@ def build_engine(config: Config, shape: PretrainedConfig, task: Task) -> functoo
 
 
 def local_engine(plan: Plan, precision: PrecisionConfig, *, noise: float = 0.0, **truncation) -> LocalEngine:
-    """Make an embedded engine for the policy of a run, at the run's temperature. truncation: further fields of `Sampling`."""
+    """Make an embedded engine for a run's policy and temperature. noise: relative, on weights. truncation: `Sampling` fields."""
     sampling = Sampling(temperature=plan.config.rollout.temperature, stop=stops(plan.task), **truncation)
     return LocalEngine(plan.shape, precision, sampling, noise=noise)
 
@@ -165,7 +166,7 @@ def own_precision(config: Config) -> PrecisionConfig:
 
 
 def samples_as_trainer(config: Config) -> bool:
-    """Whether rollouts equal the trainer's policy bit for bit: same precision, same weights, embedded engine, no noise."""
+    """Whether rollouts sample exactly the trainer's policy: embedded engine, same precision and weights, no noise, no top_p."""
     r, own = config.rollout, own_precision(config)
     same = r.precision.model_copy(update={"name": own.name}) == own and (r.staleness, r.partial_tokens) == (0, None)
     whole = (r.kv_cache, r.top_p, r.top_k) == ("compute", 1.0, 0)

@@ -28,7 +28,7 @@ from harness.yaml_file import read_yaml
 
 @cache
 def composer() -> Composer:
-    """The composer for a single run, outside a multirun. It is built once and cached."""
+    """Return a `Composer` of run configs for use outside Hydra's multirun, built at the first call and then cached."""
     with hydra.initialize_config_module(MODULE, version_base="1.3"):
         return Composer(GlobalHydra.instance().config_loader(), hydra.compose("config", return_hydra_config=True))
 
@@ -41,7 +41,7 @@ def plain(composed: DictConfig) -> dict[str, Any]:
 
 
 class Composer:
-    """Composer of run configs for one multirun. Each choice of group options is composed once, in about 0.2 seconds."""
+    """Composes run configs from Hydra overrides. Each choice of group options is composed once, in 0.2 seconds, and cached."""
 
     def __init__(self, loader: ConfigLoader, config: DictConfig):
         assert isinstance(loader, ConfigLoaderImpl)
@@ -64,7 +64,7 @@ class Composer:
         return plain(config)
 
     def _parse(self, text: str) -> tuple[Override, bool]:
-        """Parse an override. Also returns whether Hydra must compose anew, because it chooses a group or sets the search path."""
+        """Parse an override. Also returns whether Hydra must compose anew for it, as for a group option or a `hydra.` key."""
         if text not in self.parsed:
             (override,) = self.parser.parse_overrides([text])
             check_choices([override])

@@ -1,4 +1,4 @@
-"""Diagnosis of the log-probabilities of a run by `algos.faults`, given what the run's config explains."""
+"""Diagnosis of faults in a run's log-probabilities by `algos.faults`, allowing for what the run's config explains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from algos.diagnostics import rounding
 from algos.faults.diagnose import Diagnosis, diagnose
 
 CELLS = 2**22
-"""Maximum number of token positions, padding included, in a diagnosis. Prompts or whole batches beyond it are left out."""
+"""Maximum number of token positions, padding included, in a diagnosis. Prompts or whole batches in excess are left out."""
 
 
 class RunFacts(NamedTuple):
@@ -29,7 +29,7 @@ class RunFacts(NamedTuple):
     baseline: float | None = None
 
     def lag(self, version: Tensor, mask: Tensor) -> Tensor | None:
-        """Least number of versions by which each token's weights lag, [B, T] as `version`; None if no token of `mask` lags."""
+        """Least number of versions that each token's weights lag behind the trainer's, [B, T]; None if none of `mask` lags."""
         if not mask.any():
             return None
         lag = version[mask].max() - version + self.behind
@@ -38,8 +38,9 @@ class RunFacts(NamedTuple):
     def diagnose(
         self, batch: Batch, lag: Tensor | None = None, tokens: Tensor | None = None, entropy: Tensor | None = None
     ) -> Diagnosis:
-        """Diagnose a batch, given the facts. lag: versions by which each token's weights lag, [B, T]. tokens: ids [B, T].
-        entropy: H(π_old) [B, T] in nats. Noise that the run adds on purpose is no fault.
+        """Diagnose a batch's log-probabilities, allowing for what the run's config explains, such as noise added on purpose.
+
+        lag: versions that each token's weights lag behind, [B, T]. tokens: ids [B, T]. entropy: H(π_old) [B, T] in nats.
         """
         usual = None if lag is not None else self.precision if self.baseline is None else self.baseline
         found = diagnose(batch, usual=usual, lag=lag, tokens=tokens, entropy=entropy)
@@ -50,7 +51,7 @@ class RunFacts(NamedTuple):
 
 
 def run_facts(config: Mapping[str, Any]) -> RunFacts:
-    """Read the facts for a diagnosis from the config of a run, given as plain JSON. A damaged section counts as missing."""
+    """Read from a run's config, as JSON, the facts that explain log μ ≠ log π_old. A damaged section counts as missing."""
     rollout, actor = _part(config, "rollout"), _part(config, "actor")
     engine = _part(rollout, "engine")
     noise = any(engine.get(name) for name in ("noise", "router_noise"))

@@ -26,7 +26,7 @@ class EventLog(Protocol):
         """Append one event to the record of the run."""
 
     def log_questions(self, step: int, rewards: dict[str, list[float]]) -> None:
-        """Append the results of one evaluation: a mean reward per prompt."""
+        """Append one evaluation. rewards: "split/policy", such as held_out/own -> mean reward of each prompt, in order."""
 
 
 @contextmanager
@@ -99,7 +99,7 @@ def output_folder(folder: Path) -> Path:
 
 
 def open_own(path: Path, mode: str) -> IO[Any]:
-    """Open a regular file for appending. Raises OSError if it is a link, or a pipe, which would make the writer wait."""
+    """Open a file in `mode`, such as "a". Raises OSError if it is a link, or no regular file: opening a pipe could block."""
     return open(path, mode, opener=_regular)
 
 

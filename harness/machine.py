@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 FP8_KERNELS = frozenset({"static_scaled_fp8_quant", "fp8_scaled_mm_cpu"})
-"""Operators of vLLM's CPU build that a precision needs: per-tensor FP8 quantisation, and products of blockwise FP8 weights."""
+"""Operators of vLLM's CPU build that FP8 precisions need: per-tensor FP8 quantisation, products of blockwise FP8 weights."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """The memory that a run needs, computed from its config and the sizes of its model without reading or creating weights.
 
-Symbols: Ψ numbers of the model, V vocabulary, h width, m width of the feed-forward layer, l layers; N ranks; b bytes of
-actor.dtype; T tokens of a micro-batch (actor.micro_tokens), L tokens of a row, C logits of a chunk (`CHUNK` in
-harness/train/model/head.py), R rows that a rank samples. Everything is in bytes.
+Symbols: Ψ numbers of the model, V vocabulary, h width, m width of the feed-forward layer, l layers; q, k widths of all query
+and all key heads; N ranks; b bytes of actor.dtype; T tokens of a micro-batch (actor.micro_tokens), L tokens of a prompt with its
+response, C logits of a chunk (`CHUNK` in harness/train/model/head.py), R responses that a rank samples. Everything is in bytes.
 
 The partitioning by stage is that of ZeRO (arXiv 1910.02054, section 5), and the buffers are those of DeepSpeed 0.19. The
 activations are those that autograd keeps for the layers of transformers. tests/harness/test_memory.py compares these with the
@@ -43,7 +43,7 @@ PUBLISHED = Path(__file__).with_name("published.json")
 
 
 class Part(NamedTuple):
-    """One contributor to GPU memory. at: its bytes at each moment; a moment without bytes is absent."""
+    """One contributor to GPU memory. at: its bytes at each moment of a run; a moment without bytes is absent."""
 
     name: str
     equation: str
@@ -97,7 +97,7 @@ class Load(NamedTuple):
     row: int
     """Number of tokens in a row, prompt and response together, L."""
     sampled: int
-    """Number of rows that a rank samples at a time, R."""
+    """Number of responses that a rank samples at a time, R."""
 
 
 def memory(config: Config, ranks: int, device: str = "cuda") -> Memory:
@@ -136,7 +136,7 @@ def shape_of(config: Config) -> PretrainedConfig:
 
 
 def sizes_of(shape: PretrainedConfig) -> Sizes:
-    """The sizes of a model from its transformers config. Raises UserError on an architecture that the equations do not cover."""
+    """The sizes of a model from its transformers config. Raises UserError if the memory equations do not cover the model."""
     kind = shape.model_type
     if kind not in MODELS:
         raise UserError(f"model: the memory of {kind} is not computed; it is of {', '.join(MODELS)}")
@@ -184,7 +184,7 @@ def _states(config: Config, s: Sizes, ranks: int) -> list[Part]:
     ZeRO-1 divides AdamW's moments, 8·Ψ, and the fp32 weights, 4·Ψ, by N. ZeRO-2 also divides the gradients, b·Ψ, and ZeRO-3
     the weights, b·Ψ. An optimizer step makes fp32 gradients, 4·Ψ, and for 16-bit weights a flat copy, b·Ψ. They are divided
     likewise; ZeRO-3 makes them for UPDATED numbers at a time. ZeRO-3 gathers weights for a pass, and keeps LIVE numbers and
-    the largest matrix. While an engine takes the weights, it keeps GATHERED numbers more.
+    the largest matrix. While an engine takes the weights, it keeps GATHERED numbers more (constants of `harness.zero`).
     """
     stage, psi, b = config.actor.zero_stage, s.numbers, COMPUTE[config.actor.dtype].bytes
     share = psi / ranks if stage else psi
@@ -214,7 +214,8 @@ def _states(config: Config, s: Sizes, ranks: int) -> list[Part]:
 def _activations(config: Config, s: Sizes, load: Load) -> list[Part]:
     """Memory of the activations that the layers keep for the backward pass, and of the gradients of one layer.
 
-    For each token a layer keeps `a` bytes, the sum of these. The symbols are defined at the top of this file:
+    For each token a layer keeps `a` bytes, the sum of the lines below. Symbols: b bytes of actor.dtype, h width, m width of the
+    feed-forward layer, q and k widths of all query and all key heads, L tokens of a prompt with its response.
 
         tensor                                                                bytes
         input (fp32), normalised and scaled input of each of two RMS norms    2·(4 + 2b)·h
@@ -250,9 +251,9 @@ def _head(config: Config, s: Sizes, load: Load, chunk: int) -> list[Part]:
     """Memory of the logits, and of the gradient of the head's weight: V·h numbers for vocabulary V and hidden width h.
 
     If one chunk holds all logits, log π and π are kept, 8 bytes a number, and their backward pass takes as much again.
-    Otherwise one chunk exists at a time. It takes the product in b bytes, its fp32 copy and log π: 8 + b bytes a number, or 8
-    if b is 4. If the loss has an entropy, it takes log π, π and their product: 12 bytes. The gradients of the chunks add up in
-    fp32, 4·V·h, and are then converted to b bytes, b·V·h.
+    Otherwise one chunk exists at a time. It takes the product in b bytes (actor.dtype), its fp32 copy and log π: 8 + b bytes a
+    number, or 8 if b is 4. If the loss has an entropy, it takes log π, π and their product: 12 bytes. The gradients of the
+    chunks add up in fp32, 4·V·h, and are then converted to b bytes, b·V·h.
     """
     b, numbers = COMPUTE[config.actor.dtype].bytes, load.answers * s.vocabulary
     copy = b if b < 4 else 0
@@ -272,9 +273,9 @@ def _engines(config: Config, s: Sizes, load: Load) -> tuple[list[Part], dict[str
 
     The embedded engine holds the model's Ψ numbers in fp32, 4·Ψ, and a head tied to the embedding a second time, 4·V·h. While it
     loads, it also holds a copy of the actor's weights and the previous version: twice as much again. Its cache
-    has 4-byte keys and values of every row and place, doubled while the samples of a prompt branch. vLLM holds the layers'
+    has 4-byte keys and values of every token, doubled while the samples of a prompt branch. vLLM holds the layers'
     matrices in one byte a number if it quantises them, and everything else in the compute dtype. Both are divided by
-    tensor_parallel. Its cache has a given size.
+    tensor_parallel. vLLM's cache has the size that the config gives.
     """
     r, params = config.rollout, config.rollout.engine.params
     local = 4 * (s.numbers + (s.head if s.tied else 0))

@@ -35,11 +35,11 @@ NORMAL = {(name, "compute"): row.normal for name, row in PRECISIONS.items() if r
     ("bf16", "fp8_e5m2"): 0.2,
 }
 """(precision, kv_cache) -> largest mean |difference| of log-probabilities, in nats, of two engines that agree, on the model of
-this module. It is about three times the measured value (experiments/RESULTS.md). For fp32 it also bounds the largest."""
+this module: about three times the measured value (experiments/RESULTS.md). For fp32 it also bounds each single difference."""
 
 
 class Pair(NamedTuple):
-    """Row of the parity table. mean, largest: difference of log-probabilities, nats. refused: why vLLM is left out, or None."""
+    """Comparison of two engines. mean, largest: |Δ log-probability| in nats. refused: why vLLM is absent, or None."""
 
     precision: str
     kv_cache: str
@@ -51,7 +51,7 @@ class Pair(NamedTuple):
 
     @property
     def normal(self) -> bool:
-        """Whether the pair's mean difference is within its bound in NORMAL. For fp32 the largest difference must be too."""
+        """Whether two engines' mean log-probability difference is within its bound in NORMAL; for fp32, the largest too."""
         bound = NORMAL[self.precision, self.kv_cache]
         return self.mean <= bound and (self.precision != "fp32" or self.largest <= bound)
 

@@ -25,9 +25,9 @@ class Dtype(NamedTuple):
     torch: str
     """Name of the dtype in torch."""
     bytes: int
-    """Size of one number of this dtype, in bytes."""
+    """Size of one number of the dtype, in bytes."""
     tolerance: float
-    """Largest mean difference from the actor's log-probabilities after a load, in nats: over 20 times normal (docs/vllm.md)."""
+    """Accepted mean |log μ − log π| of engine and actor after loading weights, in nats: over 20 times normal (docs/vllm.md)."""
 
 
 COMPUTE = {"fp32": Dtype("float32", 4, 1e-3), "bf16": Dtype("bfloat16", 2, 0.3), "fp16": Dtype("float16", 2, 0.1)}
@@ -72,7 +72,7 @@ UNQUANTISED = ", ".join(name for name, precision in PRECISIONS.items() if precis
 
 
 def vllm_option(weights: str | None, activations: str | None) -> str | None:
-    """vLLM's name of two formats (None: not quantised): UNQUANTISED if neither is; None if vLLM does not support the pair."""
+    """Option of rollout/precision with these formats (None: unquantised). UNQUANTISED if both are None; None if not in vLLM."""
     if weights is None and activations is None:
         return UNQUANTISED
     rows = ((name, row) for name, row in PRECISIONS.items() if row.vllm is not None)

@@ -7,7 +7,7 @@ import time
 
 
 class Progress:
-    """Progress of a command in `whole` parts, with the time left, every few seconds after the first, perhaps slower, part."""
+    """Prints the time left of a command in `whole` parts every few seconds, once the first, perhaps slower, part is done."""
 
     EVERY = 5.0
 
@@ -15,7 +15,7 @@ class Progress:
         self.whole, self.done, self.first, self.began, self.last = whole, 0.0, 0.0, 0.0, 0.0
 
     def show(self, what: str, parts: float = 1) -> None:
-        """Record `parts` as done, and print `what` with the time left, unless the previous line is younger than EVERY seconds."""
+        """Record `parts` as done. After the first call also print `what` and the time left, at most once in EVERY seconds."""
         now = time.monotonic()
         self.done += parts
         if not self.began:

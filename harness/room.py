@@ -36,7 +36,7 @@ def room() -> int:
 
 @contextmanager
 def bounded(source: Path | str) -> Iterator[None]:
-    """Allow the body `room()` more bytes of memory, and raise TooLarge naming `source` beyond that. Threads share one bound."""
+    """Context manager whose body may take `room()` more bytes, shared by all threads. Beyond them it raises TooLarge."""
     try:
         with _limited():
             yield

@@ -32,9 +32,9 @@ REPLAYS = {
         "π_old and π_θ take the engine's experts and weights, so no gradient reaches the router", "engine", True, True
     ),
 }
-"""Value of routing.replay -> its effect. r2 removes the drift of expert choices over the mini-batches. r3 also removes their
-mismatch with the engine (arXiv 2510.11370 and 2512.01374). Under both, the experts' weights come from the present softmax over
-all experts, so the router learns."""
+"""Value of routing.replay -> its effect. r2 repeats the trainer's choice of experts and so removes its drift over mini-batches.
+r3 repeats the engine's choice, and so also removes the mismatch of both (arXiv 2510.11370 and 2512.01374). Under r2 and r3 the
+experts' weights come from the present softmax over all experts, so the router learns."""
 
 
 def check_routing(config: Config, experts: int, reported: ReportedRoutes) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Turn garbage collection off in the body, and exempt the objects that exist at its end from later collections.
+    """Context manager that turns garbage collection off, and at its end exempts all existing objects from later collections.
 
     Importing torch and transformers makes a million lasting objects. Visiting them takes a sixth of the import time, and would
     copy the memory pages that forked processes share (`gc.freeze`).

@@ -40,7 +40,7 @@ Tasks = dict[str, tuple[Task, PretrainedConfig]]
 
 
 def check(config: Config, tasks: Tasks | None = None) -> Plan:
-    """Refuse a config that no run could use, before anything is launched. Returns the plan that was built for the checks.
+    """Refuse a config that no run could use, before anything is launched. Returns the parts of the run built for the checks.
 
     tasks: tasks built so far, shared by the configs of a grid, so that equal data is tokenised once. Raises UserError naming
     the key, or RegistryError with the traceback of a plug-in that fails to load.
@@ -56,7 +56,7 @@ def check(config: Config, tasks: Tasks | None = None) -> Plan:
 
 
 def _checked(config: Config, tasks: Tasks) -> Plan:
-    """Check a config and return its plan. Parts that need no data are built first, so that their errors come at once."""
+    """Check a config and return the parts of its run. Those that need no data are built first, so their errors come at once."""
     objective = build_objective(config)
     check_combination(config.correction, config.proximal, LOSSES[config.loss.name].anchored)
     _try_out(objective)
@@ -92,7 +92,7 @@ def _try_out(objective: Objective) -> None:
 
 
 def _check_scoring(config: Config, objective: Objective) -> None:
-    """Raise UserError if actor.scoring=none and something needs π_old, or a correction over more than a micro-batch."""
+    """Raise UserError if actor.scoring=none although a setting needs π_old, or corrects over more than a micro-batch."""
     correction = config.correction
     needs = {
         f"loss={config.loss.name} and proximal={config.proximal} with kl={config.kl.name or 'none'} and "
@@ -127,7 +127,7 @@ def _check_persistence(config: Config) -> None:
 
 
 def _check_held_out(config: Config, most: int) -> None:
-    """Raise UserError if more held-out prompts are asked for than `most`, the maximum. A warm start may keep fewer."""
+    """Raise UserError if more than `most` held-out prompts are asked for. A warm start that drops prompts may leave fewer."""
     persistence = config.diagnostics.persistence
     wanted = {"evaluation.prompts": config.evaluation.prompts}
     if persistence.every is not None:
@@ -225,7 +225,7 @@ def _check_compile(shape: PretrainedConfig) -> None:
 
 
 def _check_model(config: Config, shape: PretrainedConfig) -> None:
-    """Raise UserError unless actor, rollout engine and own policy can compute this model in their precisions on this machine."""
+    """Raise UserError unless actor, rollout engine and the trainer's own sampler can compute the model on this machine."""
     rollout, engine = config.rollout, ENGINES[config.rollout.engine.name]
     engine.check(shape, rollout.precision, rollout.kv_cache, **rollout.engine.params)
     if config.actor.precision is not None:
@@ -246,7 +246,7 @@ def _check_model(config: Config, shape: PretrainedConfig) -> None:
 
 
 def _check_lengths(config: Config, task: Task, shape: PretrainedConfig) -> None:
-    """Raise UserError on answers without the parts or segments asked for, on answers beyond the context, or on few prompts."""
+    """Raise UserError on partial rollouts or segments without effect, on a too short context, or on too few held-out prompts."""
     _check_partial(config, task.answer_length)
     _check_segments(config, isinstance(task, TurnTask | EnvironmentTask))
     section, context = config.task, shape.max_position_embeddings

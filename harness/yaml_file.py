@@ -14,7 +14,7 @@ from harness.errors import UserError, first_line
 LARGEST_FILE = 2**20
 """Maximum size of a file in bytes, ten times the largest config of a known framework. Parsing takes 10 s per megabyte."""
 LARGEST_CONTENT = 100_000
-"""Maximum number of values after resolving aliases. Nine aliases of nine aliases, nested nine times, give 400 million."""
+"""Maximum number of values in a file, YAML aliases resolved. Nine aliases of nine aliases, nested nine times: 400 million."""
 
 MERGE = "tag:yaml.org,2002:merge"
 
@@ -74,7 +74,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """Number of values in a YAML node, counting each alias as its full content. A node in itself counts as too large."""
+    """Number of values in a YAML node, counting each alias as its full content. A node that contains itself is too large."""
     if id(node) not in sizes:
         sizes[id(node)] = LARGEST_CONTENT + 1  # while its content is counted
         parts = node.value if isinstance(node, yaml.CollectionNode) else []

@@ -44,7 +44,7 @@ class Detector(Protocol):
     state: dict[str, Any]
 
     def observe(self, step: int, metrics: dict[str, float]) -> Event | None:
-        """Return the event if this step completes one, else None. Called once per step, in order, until it returns an event."""
+        """Return the event that `step` completes, or None. Called once per step, in order, until it returns an event."""
 
 
 class Detectors:
@@ -56,7 +56,7 @@ class Detectors:
         """Name of each detector that has reported an event -> the event."""
 
     def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Event]:
-        """Feed a step's metrics to the detectors that have not reported. Returns the events that it completes, by detector."""
+        """Feed a step's metrics to all detectors without an event so far. Returns the events of the step, by detector."""
         watching = {name: detector for name, detector in self.detectors.items() if name not in self.events}
         completed = {name: event for name, detector in watching.items() if (event := detector.observe(step, metrics))}
         self.events |= completed

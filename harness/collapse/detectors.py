@@ -24,7 +24,7 @@ Fraction = Annotated[float, Interval(gt=0, lt=1)]
 Spread = Annotated[float, Interval(gt=0, le=1e9)]
 Steps = Annotated[int, Interval(ge=0, le=10**9)]
 FAULT = "diagnosis/fault_"
-"""Prefix of a metric whose name ends with the fault of the log-probabilities that a diagnosis found."""
+"""Prefix of metrics, one for each fault that a diagnosis found in the log-probabilities. The rest of the name is the fault."""
 Reading = list[float]
 """Reward and standard error of one evaluation, as a list of two numbers."""
 
@@ -33,9 +33,9 @@ class Drawdown:
     """D1, a collapse: the held-out reward R stays far below its best level M.
 
     The event is `consecutive` evaluations j ≥ warm in a row with M_j − R_j ≥ max(delta·(M_j − floor), 3σ_j). Its onset is the
-    step of the first of these. R_j is the held-out reward of evaluation j, from 0. M_j is the maximum over i ≤ j of the median
-    of R_{i−2..i}, with fewer terms at the start. σ_j is the larger standard error of R_j and M_j, because a reward of 0 has
-    standard error 0. Each j also needs M_j > floor, and M_j − R_0 ≥ 3σ_0 or R_j ≤ R_0 − 3σ_0. Else the run never learned.
+    step of the first of these. R_j is the held-out reward of evaluation j ≥ 0. M_j is the maximum over i ≤ j of the median of
+    R_{i−2..i}, with fewer terms at the start. σ_j is the larger standard error of R_j and M_j, because a reward of 0 has
+    standard error 0. Each j also needs M_j > floor, and either M_j − R_0 ≥ 3σ_0 or R_j ≤ R_0 − 3σ_0; else the run never learned.
 
     delta: share of the gain M − floor that is lost. warm: number of evaluations not tested. floor: reward of random answers.
     """

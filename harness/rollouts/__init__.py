@@ -29,7 +29,7 @@ class Sampling:
     """Sampling settings that every rollout engine takes."""
 
     kv_cache: str = "compute"
-    """Dtype of the KV cache: "compute" for the precision's compute dtype, else fp8_e4m3 or fp8_e5m2 with scale 1."""
+    """Dtype of the KV cache: "compute" for the precision's compute dtype, else fp8_e4m3 or fp8_e5m2, by default at scale 1."""
     temperature: float = 1.0
     """Softmax temperature."""
     top_p: float = 1.0
@@ -55,10 +55,10 @@ class Rollout(NamedTuple):
 
     tokens: int64, PAD after a stop token. logp: fp32 nats, log μ of each token under the distribution that it was drawn from,
     by the forward pass that drew it; 0 on PAD. version: int64, version of the weights that drew the token. expert_ids,
-    expert_weights: routes of that forward pass (`routes.Routes`); None for a dense model, or if the engine does not report
-    them. support: tokens that top_p and top_k left at each place (`recorded.Recorded`); None without
+    expert_weights: experts chosen in that forward pass (`routes.Routes`); None for a dense model, or if the engine does not
+    report them. support: tokens that top_p and top_k left at each position (`recorded.Recorded`); None without
     `Sampling.record_support`. turns: int64, number of the token's turn. environment: bool, tokens that the environment wrote;
-    their logp is 0. Both are None for a task without an environment (`turns.py`).
+    their logp is 0. turns and environment are None for a task without an environment (`turns.py`).
     """
 
     tokens: Tensor
@@ -93,7 +93,7 @@ class RolloutEngine(ABC):
     """
 
     tolerance: float | None = None
-    """Maximum mean difference from the actor's log-probabilities after a load, in nats; None if no load can go wrong."""
+    """Maximum mean |log μ − log π| of engine and actor after loading weights, in nats; None if no load can go wrong."""
 
     @classmethod
     @abstractmethod
@@ -102,7 +102,7 @@ class RolloutEngine(ABC):
 
     @classmethod
     def reports_routes(cls) -> ReportedRoutes:
-        """Extent to which rollouts report here the experts chosen for each token: nothing, their ids, or their weights too."""
+        """Extent to which rollouts report, on this machine, each token's experts: nothing, their ids, or their weights too."""
         return "nothing"
 
     @classmethod
@@ -112,7 +112,7 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Take the trainer's weights, by their transformers names, in the engine's precision. After an exception it has none."""
+        """Take the trainer's weights, by transformers name, in the engine's precision. After an error the engine has none."""
 
     @abstractmethod
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
@@ -122,7 +122,7 @@ class RolloutEngine(ABC):
         """Sample n more tokens of the R responses for which `going` [B] is true, after recomputing their context.
 
         prompts: [B, P]. begun: the responses so far, [B, t]. uniforms: [B, n]. The result covers the new tokens, [R, n]; its
-        routes also cover prompts and beginnings.
+        routes (chosen experts) also cover prompts and beginnings.
         """
         there = going.to(uniforms.device)
         return self.generate(torch.cat([prompts, begun.tokens], 1)[going], uniforms[there])
@@ -136,7 +136,7 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def greedy(self, prompts: Tensor, length: int) -> Tensor:
-        """Generate the most probable token at each place: [B, length], with PAD after a stop token."""
+        """Generate the most probable token at each position: [B, length], with PAD after a stop token."""
 
     def state(self) -> dict[str, Tensor]:
         """Tensors by name that a checkpoint must keep, beside the weights, for this engine to continue a run; often empty."""

@@ -37,7 +37,7 @@ class TrainedPolicy(Protocol):
 
 
 class SyncCheck:
-    """Checks an engine after each load of the actor's weights, by the same prompts [n, P] and random `uniforms` [n, T]."""
+    """Checks an engine after each load of the actor's weights, always with the same prompts [n, P] and `uniforms` [n, T]."""
 
     def __init__(self, prompts: Tensor, uniforms: Tensor):
         self.prompts, self.uniforms = prompts, uniforms
@@ -47,7 +47,7 @@ class SyncCheck:
 
     @torch.no_grad()
     def __call__(self, engine: RolloutEngine, actor: TrainedPolicy) -> float | None:
-        """Return mean |log μ − log π|, engine to actor, in nats; None if π is not finite. Raises UserError on wrong weights."""
+        """Return mean |log μ − log π| of engine and actor, nats; None if π is not finite. Raises UserError on wrong weights."""
         rollout = engine.generate(self.prompts, self.uniforms)
         logp = actor.logp(self.prompts, rollout.tokens)[0]
         if not logp.isfinite().all():

@@ -1,11 +1,12 @@
 """Speculative sampling from a draft whose distribution is not the one that the acceptance test believes.
 
 A draft proposes a token x ~ q. It is accepted with probability min(1, p(x)/q̂(x)), and otherwise a token is drawn from the
-residual r ∝ max(p − q̂, 0). p is the target's policy, and q̂ the draft's distribution as the test knows it. So the token has
+residual r ∝ max(p − q̂, 0). p is the target's policy, and q̂ the draft's distribution as the test knows it. The probability
+that the result is x is then
 
     μ'(x) = q(x)·min(1, p(x)/q̂(x)) + (1 − Σ_y q(y)·min(1, p(y)/q̂(y)))·r(x)
 
-With q = q̂ this is p, whatever the draft: arXiv 2211.17192, theorem 1. Here q̂ is the target at DRAFT_TEMPERATURE, and q is
+With q = q̂, μ' is p, whatever the draft: arXiv 2211.17192, theorem 1. Here q̂ is the target at DRAFT_TEMPERATURE, and q is
 (1 − ε)·q̂ + ε/V, for V tokens and an error ε. The engine reports log p, as real ones do. So every ratio π/μ is what it would
 be without the fault, although the tokens are not drawn from p. Source of the fault: transformers #47932.
 """
@@ -20,7 +21,7 @@ from torch import Tensor
 
 DraftError = Annotated[float, Interval(ge=0, le=1)]
 DRAFT_TEMPERATURE = 2.0
-"""Temperature of the draft relative to the target: a small model is less certain than a large one."""
+"""Temperature of the draft model of speculative sampling relative to the target's: a small model is less certain."""
 
 
 def drawn_from(logp: Tensor, error: float) -> Tensor:

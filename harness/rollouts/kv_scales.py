@@ -47,7 +47,7 @@ class KvScales:
     def __call__(self, layer: int, keys: Tensor, values: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return keys and values [B, n, H, D] as the FP8 cache of a layer gives them back.
 
-        Calibrates their scales if the layer has none. real: mask [B, n] of the places that are no padding; None if all are. Keys
+        Calibrates their scales if the layer has none. real: mask [B, n] of the tokens that are no padding; None if all are. Keys
         and values of padding alone calibrate nothing, and are stored at the scale 1.
         """
         return self._stored(f"{layer}.k", keys, real), self._stored(f"{layer}.v", values, real)

@@ -10,19 +10,19 @@ from harness.errors import UserError
 from harness.rollouts.architecture import FUSED
 
 EXPERTS = {"gate_up": ("mlp.experts.gate_up_proj",), "down": ("mlp.experts.down_proj",)}
-"""Matrix of a mixture's experts -> its module in a decoder layer. The experts of a layer are left out together."""
+"""Matrix of a mixture's experts -> its module in a decoder layer. All experts of a layer are quantised together, or none is."""
 
 
 def matrices(has_experts: bool) -> dict[str, tuple[str, ...]]:
-    """Matrix of a decoder layer by which an engine multiplies, such as qkv -> the modules that are cast together as it."""
+    """Matrix of a decoder layer by which an engine multiplies, such as qkv -> the modules whose weights form this matrix."""
     return FUSED | EXPERTS if has_experts else FUSED
 
 
 def is_cast(precision: PrecisionConfig, layer: int, layers: int, modules: Sequence[str]) -> bool:
-    """Whether the modules of decoder layer `layer` of `layers`, which are cast as one matrix, are cast in a precision.
+    """Whether a precision's casts apply to the modules of decoder layer `layer` of `layers` that form one matrix.
 
-    A pattern `re:...` matches the beginning of a name, as `compressed_tensors.utils.match_name` does. Raises UserError if
-    `ignore` names some modules of a matrix but not all.
+    `ignore` names modules to leave out. Its pattern `re:...` matches the beginning of a name, as in
+    `compressed_tensors.utils.match_name`. Raises UserError if `ignore` names some modules of a matrix but not all.
     """
     if layer < precision.first_layers or layer >= layers - precision.last_layers:
         return False
@@ -35,7 +35,7 @@ def is_cast(precision: PrecisionConfig, layer: int, layers: int, modules: Sequen
 
 
 def check_left_out(precision: PrecisionConfig, layers: int, has_experts: bool) -> None:
-    """Raise UserError if a precision leaves out all layers, or `ignore` names an unknown layer or a part of a cast matrix."""
+    """Raise UserError if a precision quantises no layer, or its `ignore` names an unknown layer or a part of a cast matrix."""
     groups = matrices(has_experts).values()
     names = [f"model.layers.{i}.{module}" for i in range(layers) for modules in groups for module in modules]
     for pattern in precision.ignore:

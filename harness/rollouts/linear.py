@@ -56,7 +56,7 @@ class EngineMatrix(NamedTuple):
     """A weight matrix in the form by which the engine multiplies.
 
     codes: [K, N], for K inputs and N outputs. scale: of the output, scalar, [N] or [⌈K/128⌉, N]; None if the codes are the
-    values. bias: [N]. cast: whether the matrix and its inputs are cast; false for a layer that a precision leaves out.
+    values. bias: [N]. cast: whether the matrix and its inputs are cast; false for a layer left in the compute dtype.
     """
 
     codes: Tensor

@@ -1,4 +1,4 @@
-"""The embedded rollout engine: Llama and Qwen models, computed in the named precision with a static KV cache.
+"""The embedded rollout engine: Llama and Qwen models, computed in the config's precision with a static KV cache.
 
 Linear layers round as in `linear.py`; a mixture of experts is in `moe.py`. As in vLLM, q/k/v and gate/up are one matrix each,
 so a per-tensor scale spans them. The router, the head, the embedding and the norms stay in the compute dtype.
@@ -34,10 +34,10 @@ from harness.rollouts.tree import children, differs
 from harness.tasks import PAD
 
 Pick = Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
-"""Function that chooses the token at place t of each response that has not ended.
+"""Function that chooses the token at position t of each response (row) that has not ended.
 
-Arguments: (t, log-probabilities [N, V] at the nodes of the samples' tree, node of each row, numbers of the rows). Returns (token
-of each row, mask of the rows that continue after their token, or None if all do)."""
+Rows with equal tokens so far share a node of a tree. Arguments: (t, log-probabilities [N, V] at the nodes, node of each row,
+numbers of the rows). Returns (token of each row, mask of the rows that continue after their token, or None if all do)."""
 
 SHARED = 16
 """Minimum length, in tokens, of a common beginning of all prompts, such as a system prompt, that is computed only once."""
@@ -45,18 +45,18 @@ KV_CASTS = {"compute": None, "fp8_e4m3": casts.e4m3, "fp8_e5m2": casts.e5m2}
 
 
 class _Nodes(NamedTuple):
-    """Nodes of a tree of samples that stand at one place of the sequence. Rows with equal tokens so far share a node."""
+    """Nodes of a tree of samples at one token position. Rows (responses) with equal tokens so far share a node."""
 
     logits: Tensor
-    """Logits [N, V] of the token after each node."""
+    """Logits [N, V] of the token that follows each node of the samples' tree."""
     routes: Routes | None
-    """Experts that computed the token of each node, or at a root all of a prompt; None for a dense model."""
+    """Experts that computed the token of each tree node, or a root's whole prompt; None for a dense model."""
     cache: Cache
     padding: Tensor | None
-    """Number of leading places of each node that are padding, [N]; None if there is no padding."""
+    """Number of padding tokens before the prompt of each tree node, [N]; None if there is no padding."""
 
     def routes_of(self, node: Tensor) -> Routes:
-        """Routes (chosen experts) of each row. node: the number of each row's node, [B]. Only for a mixture of experts."""
+        """Routes (chosen experts) of each row, by the number `node` [B] of its tree node. Only for a mixture of experts."""
         assert self.routes is not None
         return self.routes.of(node)
 
@@ -206,7 +206,7 @@ class LocalEngine(RolloutEngine):
         return self._sample_from_kept(prompts, begun, going, uniforms)
 
     def _sample(self, prompts: Tensor, begun: Rollout, going: Tensor, uniforms: Tensor, history: History | None) -> Rollout:
-        """Extend responses `begun` by a token per column of `uniforms`, recomputing the context but for KV kept by `history`."""
+        """Extend responses `begun` by one token per column of `uniforms`. history: contexts with cached KV, or None."""
         uniforms = uniforms.to(self.device, torch.float64)
         given, going = begun.tokens.to(self.device), going.to(self.device)
         start = given.shape[1]
@@ -258,7 +258,7 @@ class LocalEngine(RolloutEngine):
         return self.score_routed(prompts, tokens, replay)[0]
 
     def score_routed(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes | None]:
-        """Return (log-probabilities [B, T] in nats, routes; None for a dense model). replay: experts and masks to take."""
+        """Return (log-probabilities [B, T] in nats, experts or None if dense). replay: experts and sampling masks to use."""
         tokens = tokens.to(self.device)
         present = tokens != PAD
         ragged = not bool(present.all())
@@ -293,12 +293,12 @@ class LocalEngine(RolloutEngine):
         support: Tensor | None,
         history: History | None,
     ) -> tuple[Tensor, Tensor, Recorded]:
-        """Return (tokens [B, length], log-probabilities [B, length], records), with PAD and 0 after the end of a response.
+        """Return (tokens [B, length], log-probabilities [B, length], experts and sampling masks); PAD and 0 after the end.
 
         Rows with equal tokens so far are computed once: the samples of a prompt form a tree, and each step computes its nodes.
-        With routes to replay, rows of one node also have equal routes. support: tokens to renormalise over (`Recorded`),
-        instead of this engine's own truncation. history: that of the prompts, if they are beginnings of responses that may go
-        on; their KV is then kept.
+        replay: routes (experts) to take, which are then also equal in the rows of a node. support: tokens to renormalise over
+        (`Recorded`), instead of this engine's own truncation. history: tokens and weight versions of the prompts, if they end
+        with a response that may go on; its KV is then cached.
         """
         width = prompts.shape[1]
         filled = (prompts != PAD).any(0)
@@ -348,7 +348,10 @@ class LocalEngine(RolloutEngine):
         return tokens, chosen, Recorded(routes, recorded)
 
     def _roots(self, prompts: Tensor, places: int, replay: Routes | None, history: History | None) -> _Nodes:
-        """Root nodes of the sample trees of different prompts [N, P], with a KV cache of `places`. history: see `_decode`."""
+        """Root nodes of the sample trees of different prompts [N, P], with a KV cache of `places` token positions.
+
+        history: tokens and weight versions of prompts that end with an unfinished response, or None.
+        """
         if places > self.config.max_position_embeddings:
             raise ValueError(f"{places} positions exceed the model's {self.config.max_position_embeddings}")
         self._cos, self._sin = (self._round(table.to(self.device)) for table in self.shape.rotary(places))
@@ -369,9 +372,9 @@ class LocalEngine(RolloutEngine):
     def _roots_from(
         self, found: list[Tensor | None], prompts: Tensor, cache: Cache, padding: Tensor | None, replay: Routes | None
     ) -> _Nodes:
-        """Root nodes of the sample trees of prompts [N, P]. found: each prompt's kept KV of all places but the last, or None.
+        """Root nodes of the sample trees of prompts [N, P]. found: each prompt's cached KV of all tokens but the last, or None.
 
-        The kept places have no route. Places that are not kept are computed, and kept if they are of a prompt.
+        Tokens with cached KV have no route (experts). The KV of other prompts is computed, and cached if the rule keeps it.
         """
         assert self.prefixes is not None
         last = prompts.shape[1] - 1
@@ -398,7 +401,7 @@ class LocalEngine(RolloutEngine):
         return _Nodes(logits, routes, cache, padding)
 
     def _children(self, nodes: _Nodes, parents: Tensor, tokens: Tensor, at: int, replay: Routes | None) -> _Nodes:
-        """Child nodes of `nodes` in the samples' tree: child i follows node parents[i] by the token tokens[i] at place `at`."""
+        """Child nodes of `nodes` in the samples' tree: child i follows node parents[i] by token tokens[i] at position `at`."""
         cache, padding = nodes.cache, nodes.padding
         if not torch.equal(parents, torch.arange(len(nodes.logits), device=self.device)):
             cache = self._branch(cache, parents, at)
@@ -418,7 +421,7 @@ class LocalEngine(RolloutEngine):
         return logits
 
     def _branch(self, cache: Cache, parents: Tensor, filled: int) -> Cache:
-        """Copy the KV of the first `filled` places of each parent node to its children, whose parents are `parents` [N]."""
+        """Copy the KV of the first `filled` tokens of each parent node to its children. parents: node of each child, [N]."""
         grown = self._allocate(len(parents), cache[0][0].shape[2])
         for old, new in zip(cache, grown, strict=True):
             for source, target in zip(old, new, strict=True):
@@ -428,10 +431,10 @@ class LocalEngine(RolloutEngine):
     def _forward(
         self, tokens: Tensor, at: int, cache: Cache, padding: Tensor | None, replay: Routes | None
     ) -> tuple[Tensor, Routes | None]:
-        """Return (logits [B, V] after the last of `tokens` [B, n], routes of these tokens).
+        """Return (logits [B, V] after the last of `tokens` [B, n], experts that the tokens took; None for a dense model).
 
-        The tokens enter the cache at places at..at+n−1. padding [B]: number of leading places of a row that are padding, from
-        whose end positions are counted; None: no padding. replay: the routes to take.
+        The tokens enter the cache at positions at..at+n−1. padding [B]: number of padding tokens before a row, from whose end
+        rotary positions are counted; None: no padding. replay: experts to take.
         """
         rows, n = tokens.shape
         turn = self._turn(at, n, padding)
@@ -462,7 +465,7 @@ class LocalEngine(RolloutEngine):
         return self._cos[positions], self._sin[positions]
 
     def _hidden(self, at: int, n: int, padding: Tensor | None) -> Tensor | None:
-        """Mask of the places hidden from a query, [1 or B, 1, L, groups·n]: later places, and the padding before its row."""
+        """Mask of the keys hidden from a query, [1 or B, 1, L, groups·n]: of later tokens and of the padding before its row."""
         groups = self.heads // self.kv_heads
         later = torch.ones(at + n, n, dtype=torch.bool, device=self.device).tril_(-at - 1)
         if padding is None:
@@ -483,7 +486,7 @@ class LocalEngine(RolloutEngine):
         hidden: Tensor | None,
         real: Tensor | None,
     ) -> Tensor:
-        """Output [B·n, hidden] of a layer's attention, from its input x. real: mask [B, n] of the places that are no padding."""
+        """Output [B·n, hidden] of a layer's attention, from its input x. real: mask [B, n] of the tokens that are no padding."""
         n, groups = x.shape[0] // rows, self.heads // self.kv_heads
         qkv = self._linear(x, layer["qkv"]).view(rows, n, -1, self.head_dim)
         qk, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], dim=2)

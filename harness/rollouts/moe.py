@@ -41,7 +41,7 @@ class Mixture:
         self.arithmetic, self.router, self.experts = arithmetic, router, experts
 
     def __call__(self, x: Tensor, replay: Routes | None) -> tuple[Tensor, Routes]:
-        """Return (outputs y [N, hidden], routes [N, k]) of rows x [N, hidden]. replay: experts and weights to use if given."""
+        """Return (outputs y [N, hidden], routes (experts) [N, k]) of rows x [N, hidden]. replay: experts and weights to use."""
         routes = self.route(x, replay)
         order = routes.ids.flatten().argsort(stable=True)  # the N·k slots, sorted by expert
         counts = torch.bincount(routes.ids.flatten(), minlength=len(self.experts)).tolist()
@@ -58,9 +58,9 @@ class Mixture:
         return self.arithmetic.round(weighted.sum(1)), routes
 
     def route(self, x: Tensor, replay: Routes | None) -> Routes:
-        """Choose the experts of rows x [N, hidden]: routes [N, k] with int64 ids, and margins [N].
+        """Choose the experts of rows x [N, hidden]: int64 ids and weights [N, k]; margins [N], p_k − p_(k+1) of probabilities p.
 
-        replay: experts to take where it has a route. Their weights come from the router's probabilities for x unless replayed.
+        replay: experts to take, for rows where it has some. Weights come from the router's probabilities for x unless replayed.
         """
         k, finish = self.router.per_token, self._finish
         probabilities = finish(x @ self.router.gate).softmax(-1)

@@ -1,4 +1,4 @@
-"""Synthetic noise on weights: a mismatch of a chosen size and persistence, to measure the effect of each.
+"""Synthetic noise on an engine's weights: a mismatch with the trainer of chosen size and persistence, to measure their effects.
 
 A weight w becomes w·(1 + size·ε), ε ~ N(0, 1) for each value. Over versions of the weights ε is a stationary AR(1) process:
 

@@ -1,13 +1,13 @@
 """KV that is kept over a sync of the weights: the prefix cache of the embedded engine, with the rules of real engines.
 
-Let v(j) be the version of the weights that computed the keys and values (KV) of place j. A token drawn at version v attends to
+Let v(j) be the version of the weights that computed the keys and values (KV) of token j. A token drawn at version v attends to
 
-    k_j, v_j = f_{v(j)}(x_{≤ j}),  where f at place j reads the stored keys and values of the places before it
+    k_j, v_j = f_{v(j)}(x_{≤ j}),  where f at token j reads the stored keys and values of the tokens before it
 
 recompute: v(j) = v. Each sync empties the cache, and a response that goes on is computed anew (AReaL, arXiv 2505.24298).
-salt: v(j) is the version at which the response was at place j. A running response keeps its KV, and a new one reads only KV of
+salt: v(j) is the version at which the response was at token j. A running response keeps its KV, and a new one reads only KV of
 its own version: vLLM's `cache_salt`, the default of prime-rl (#2266) and torchtitan (#4761).
-keep: as salt, and all places of a prompt but the last keep the version that asked the prompt first, with no bound on its age:
+keep: as salt, and all tokens of a prompt but the last keep the version that asked the prompt first, with no bound on its age:
 an engine whose prefix cache is not reset (NeMo-RL #4018, lmdeploy #4917).
 
 The recorded log μ is that of the distribution that drew the token, so E_μ[π/μ] = 1 under all three.
@@ -25,11 +25,11 @@ from harness.tasks import PAD
 KvAtSync = Literal["recompute", "salt", "keep"]
 """Rule for KV written before a sync of the weights. recompute: dropped. salt: kept by running responses. keep: by prompts too."""
 PROMPTS = 4096
-"""Number of prompts whose KV is cached. The prompt that was read least recently is dropped first, as in vLLM and SGLang."""
+"""Maximum number of prompts whose KV is cached. The one read least recently is dropped first, as in vLLM and SGLang."""
 
 
 Cache = list[tuple[Tensor, Tensor]]
-"""KV cache: for each layer (keys, values), both [B, H, L, D]: rows, heads, places, width of a head. The places of a head are
+"""KV cache: for each layer (keys, values), both [B, H, L, D]: rows, heads, tokens, width of a head. The tokens of a head are
 adjacent in memory. With many rows between them, the products of a long context would take up to eight times as long."""
 
 
@@ -48,16 +48,16 @@ class History(NamedTuple):
         return cls(torch.cat([prompts, tokens], 1), torch.cat([own, version], 1))
 
     def rows(self, rows: Any) -> History:
-        """History of the rows `rows`, which may be any index of a tensor [N, L]."""
+        """Tokens and weight versions of the rows `rows`, which may be any index of a tensor [N, L]."""
         return History(self.tokens[rows], self.version[rows])
 
     def followed(self, tokens: Tensor, version: int) -> History:
-        """History of the rows after weights of version `version` have added `tokens` [N, n]."""
+        """History (tokens and weight versions) of the rows, followed by `tokens` [N, n] that weights `version` have drawn."""
         return History(*(torch.cat(two, 1) for two in zip(self, (tokens, torch.full_like(tokens, version)), strict=True)))
 
     @property
     def padding(self) -> list[int]:
-        """Number of leading places of each row that are padding."""
+        """Number of padding tokens at the beginning of each row."""
         return (self.tokens == PAD).sum(1).tolist()
 
     def names(self) -> list[bytes]:
@@ -69,8 +69,9 @@ class History(NamedTuple):
 class PrefixCache:
     """Cached KV of prompts and of unfinished responses, for a rule that keeps KV over a sync of the weights.
 
-    An entry is [layers, 2, H, L, D]: keys and values at the first L places of a row, all but its last token. Life cycle: `sync`
-    at each load of weights; in between `find` before rows are computed, and `hold` for rows that may go on. Ranks share no entry.
+    An entry is [layers, 2, H, L, D]: keys and values of the first L tokens of a row (a prompt, maybe with a response so far), all
+    but its last. Life cycle: `sync` at each load of weights; in between `find` before rows are computed, and `hold` for rows
+    that may go on. Ranks share no entry.
     """
 
     def __init__(self, rule: KvAtSync):
@@ -84,13 +85,13 @@ class PrefixCache:
         self.before, self.running = self.running, {}
 
     def find(self, rows: History) -> list[Tensor | None]:
-        """Cached KV of each row, a list; None for a row whose places must be computed."""
+        """Cached KV of each row (all tokens but the last), a list; None for a row that must be computed."""
         return [self._one(key) for key in rows.names()]
 
     def splits(self, history: History | None) -> bool:
         """Whether the last token of each row must be computed separately, because the KV of those before it may be cached.
 
-        history: that of responses so far, or None for prompts alone.
+        history: tokens and weight versions of prompts with their responses so far, or None for prompts alone.
         """
         return self.keeps_prompts or (history is not None and bool((history.version >= 0).any()))
 
@@ -109,7 +110,7 @@ class PrefixCache:
             self.running[key] = whole[:, :, at, :, gap:last]
 
     def hold_prompts(self, prompts: History, cache: Cache) -> None:
-        """Cache the KV of prompts, if the rule keeps it. cache: keys and values of all places of the prompts but the last."""
+        """Cache the KV of prompts, if the rule keeps it. cache: keys and values of all tokens of the prompts but the last."""
         if not self.keeps_prompts:
             return
         whole = _stacked(cache)
@@ -136,14 +137,14 @@ class PrefixCache:
 
 
 def put(cache: Cache, rows: Tensor, other: Cache) -> None:
-    """Copy keys and values `other`, [n, H, L, D] each, into the first L places of `cache`, in the n rows of mask `rows`."""
+    """Copy keys and values `other`, [n, H, L, D] each, to the first L positions of `cache`, in the n rows of mask `rows`."""
     for mine, theirs in zip(cache, other, strict=True):
         for target, source in zip(mine, theirs, strict=True):
             target[rows, :, : source.shape[2]] = source
 
 
 def put_row(cache: Cache, row: int, kv: Tensor, last: int) -> None:
-    """Copy an entry `kv` of a `PrefixCache` into row number `row` of `cache`, so that it ends just before place `last`."""
+    """Copy an entry `kv` of a `PrefixCache` into row number `row` of `cache`, so that it ends just before position `last`."""
     for target, source in zip(cache, kv, strict=True):
         for part, own in zip(target, source, strict=True):
             part[row, :, : last - own.shape[1]] = 0  # padding that nobody reads, but no NaN of fresh memory

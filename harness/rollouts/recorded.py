@@ -30,7 +30,7 @@ class Recorded(NamedTuple):
         return Recorded(routes, None if self.support is None else function(self.support))
 
     def groups(self) -> Tensor:
-        """Group number of each response, [B] int64. Responses with equal routes and sampling masks share a number."""
+        """Group number of each response, [B] int64. Responses with equal experts and sampling masks share a number."""
         parts = [] if self.routes is None else [self.routes.groups()]
         if self.support is not None:
             parts.append(self.support.flatten(1).unique(dim=0, return_inverse=True)[1])

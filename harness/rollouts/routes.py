@@ -27,14 +27,17 @@ class Routes(NamedTuple):
 
     @classmethod
     def unrouted(cls, rows: int, places: int, layers: int, top_k: int, experts: int, device: torch.device) -> Routes:
-        """Routes [rows, places, layers, top_k] of a batch in which no place has been computed yet. experts: number per layer."""
+        """Routes (chosen experts) [rows, places, layers, top_k] of a batch of which no token has been computed yet.
+
+        places: number of token positions. experts: number per layer.
+        """
         dtype = id_dtype(experts)
         ids = torch.full((rows, places, layers, top_k), no_route(dtype), dtype=dtype, device=device)
         return cls(ids, torch.zeros(ids.shape, device=device), torch.zeros(ids.shape[:-1], device=device))
 
     @classmethod
     def stack(cls, layers: list[Routes], rows: int) -> Routes:
-        """Combine the routes of single layers, [B·L, ...] each, into routes of all layers [B, L, layers, ...]. rows: B."""
+        """Stack the experts chosen in each layer, [B·L, ...] for B rows of L tokens, to [B, L, layers, ...]. rows: B."""
         return cls(*(torch.stack(parts, 1).unflatten(0, (rows, -1)) for parts in zip(*layers, strict=True)))
 
     @classmethod
@@ -51,18 +54,18 @@ class Routes(NamedTuple):
         return self.map(lambda part: part[rows][:, places])
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Routes:
-        """Apply `function` to each tensor of the routes that is present, and return the results as routes."""
+        """Apply `function` to the expert ids, and to weights and margins if present, and return the results as routes."""
         weights, margin = (None if part is None else function(part) for part in self[1:])
         return Routes(function(self.ids), weights, margin)
 
     def put(self, rows: Any, places: Any, other: Routes) -> None:
-        """Copy the routes `other` into rows `rows` at token positions `places`, without the tensors that one side lacks."""
+        """Copy the chosen experts `other` to rows `rows` and token positions `places`, without tensors that one side lacks."""
         for mine, theirs in zip(self, other, strict=True):
             if mine is not None and theirs is not None:
                 mine[rows, places] = theirs.to(mine.dtype)
 
     def groups(self) -> Tensor:
-        """Group number of each row, [B] int64. Rows whose tokens took the same experts with the same weights share a number."""
+        """Group number of each response, [B] int64. Those whose tokens took equal experts with equal weights share a number."""
         parts = [part.flatten(1).double() for part in self[:2] if part is not None]
         return torch.cat(parts, 1).unique(dim=0, return_inverse=True)[1]
 

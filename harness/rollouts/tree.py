@@ -1,4 +1,4 @@
-"""The samples of a prompt as a tree: rows with equal tokens so far stand at one node, which is computed once."""
+"""The samples of a prompt as a tree: responses with equal tokens so far share one node, which is computed once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def differs(rows: Tensor) -> Tensor:
 
 
 def children(keys: Tensor, replay: Routes | None) -> tuple[Tensor, Tensor, Routes | None]:
-    """Group rows into tree nodes of the next token. Returns (key of each node, ascending; node of each row; nodes' routes).
+    """Group responses (rows) into tree nodes of the next token. Returns (key of each node, ascending; node of each row; routes).
 
-    keys [B]: for each row, a number that identifies its parent node and its token. replay: routes of the rows. Rows of one node
-    have equal keys and equal routes.
+    keys [B]: for each row, a number that identifies its parent node and its token. replay: routes (chosen experts) of the rows.
+    Rows of one node have equal keys and equal routes.
     """
     if replay is None:
         return (*keys.unique(return_inverse=True), None)

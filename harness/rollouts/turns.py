@@ -19,14 +19,14 @@ from harness.tasks import PAD, EnvironmentTask, Task
 Write = Callable[[Tensor, Tensor, Tensor, int], Rollout]
 """Function that lets the policy write one turn of each of n answers, and returns the rollout [n, length].
 
-Arguments: contexts [n, L] padded on the left, row numbers [n], the place [n] where each answer goes on, maximum number of tokens.
+Arguments: contexts [n, L] padded on the left, row numbers [n], lengths [n] of the answers so far, maximum number of new tokens.
 """
 
 
 def respond(engine: RolloutEngine, task: Task, prompts: Tensor, uniforms: Tensor) -> Rollout:
     """Sample one response per row of prompts [B, P], in turns if the task has an environment.
 
-    uniforms: [B, T]. The number at place t draws the token at place t, so that a response depends on its own row alone.
+    uniforms: [B, T]. Number t of a row draws token t of its response, so that a response depends on its own row alone.
     """
     if not isinstance(task, EnvironmentTask):
         return engine.generate(prompts, uniforms)
@@ -39,7 +39,7 @@ def respond(engine: RolloutEngine, task: Task, prompts: Tensor, uniforms: Tensor
 
 
 def respond_greedily(engine: RolloutEngine, task: Task, prompts: Tensor) -> Tensor:
-    """Generate greedy responses [B, task.answer_length]: the most probable token at each place that the policy writes."""
+    """Generate greedy responses [B, task.answer_length]: the policy always writes the most probable token."""
     if not isinstance(task, EnvironmentTask):
         return engine.greedy(prompts, task.answer_length)
 
@@ -93,7 +93,7 @@ class _Answer:
 
 
 def _converse(write: Write, task: EnvironmentTask, prompts: Tensor, length: int) -> Rollout:
-    """Sample answers of several turns to prompts [B, P]. Rows that may write equally many tokens share one call of `write`."""
+    """Sample answers of several turns to prompts [B, P]. Answers with room for equally many tokens share a call of `write`."""
     asked = [row[row != PAD].tolist() for row in prompts.cpu()]
     answers = [_Answer() for _ in asked]
 

@@ -64,7 +64,8 @@ INT8_CHECKPOINT = {
 MAX_SEQUENCES = 512
 """Maximum number of responses that vLLM decodes side by side; the rest wait."""
 PREFILL_TOKENS = 16384
-"""Maximum number of prompt tokens in a forward pass. On a CPU, a prefill cut into chunks would lose the seed (vLLM 0.32)."""
+"""Maximum number of prompt tokens in a forward pass; the context if that is longer, so that no prefill is cut into chunks.
+On a CPU, chunks would lose the seed (vLLM 0.32)."""
 
 
 class VllmEngine(RolloutEngine):
@@ -77,8 +78,8 @@ class VllmEngine(RolloutEngine):
     context: maximum number of prompt and response tokens; None for the model's limit.
     tensor_parallel: number of neighbouring ranks that hold one engine together; each rank gets the responses to its own rows.
     sleep: between rollouts the weights wait in host memory and the KV cache is freed, for an actor on the same GPU.
-    sync_tolerance: tolerated mean difference from the actor's log-probabilities after a load, in nats; None for the
-    precision's.
+    sync_tolerance: tolerated mean |log μ − log π| of engine and actor after loading weights, in nats; None for the
+    precision's own.
     """
 
     def __init__(
@@ -233,7 +234,7 @@ class VllmEngine(RolloutEngine):
         return padded(rows, length, 0.0, torch.float32).to(prompts.device)
 
     def _ask(self, prompts: Tensor, length: int, uniforms: Tensor | None) -> list[Any]:
-        """Ask vLLM for a response to each row of prompts [B, P]; without uniforms, for the most probable token at each place."""
+        """Ask vLLM for a response to each row of prompts [B, P]: sampled by `uniforms`, or greedy without them."""
         self._loaded_version()
         if prompts.shape[1] + length > self.context:
             raise UserError(
@@ -251,7 +252,7 @@ class VllmEngine(RolloutEngine):
         return [answer.outputs[0] for answer in self._answers(prompts, sampling)]
 
     def _answers(self, rows: Tensor, sampling: Any) -> list[Any]:
-        """Return vLLM's answers to this rank's rows [B, L], requested without PAD. sampling: one setting, or one per row."""
+        """Return vLLM's answers to this rank's token rows [B, L], sent without PAD. sampling: one setting, or one per row."""
         requests = [{"prompt_token_ids": row[row != PAD].tolist()} for row in self._of_group(rows)]
         with _explained("generation failed"):
             answers = self.llm.generate(requests, sampling, use_tqdm=False)
@@ -265,7 +266,7 @@ class VllmEngine(RolloutEngine):
         return self.version
 
     def _of_group(self, rows: Tensor) -> Tensor:
-        """Gather the rows of all ranks that hold this engine together, because each of them must request all of these rows."""
+        """Gather the rows (such as prompts) of all ranks that hold this engine together: each of them must request all rows."""
         if self.tensor_parallel == 1:
             return rows
         from vllm.distributed import get_tp_group
@@ -306,7 +307,7 @@ class VllmEngine(RolloutEngine):
 
 
 def _memory() -> dict[str, float]:
-    """Return vLLM's option for its share of GPU memory: 0.9 of what is free, where vLLM would ask for nearly all; {} on a CPU."""
+    """Return vLLM's option for its share of GPU memory: 0.9 of what is free, since its default is nearly all; {} on a CPU."""
     if not torch.cuda.is_available():
         return {}
     free, total = torch.cuda.mem_get_info()
@@ -348,7 +349,7 @@ def _write_config(folder: Path, shape: PretrainedConfig, quantization: str | Non
 
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Turn an error of vLLM, such as out of memory or an unknown model, into a UserError with vLLM's own message in one line."""
+    """Context manager that turns errors of vLLM, such as out of memory, into UserErrors with vLLM's own message in one line."""
     try:
         yield
     except UserError:
@@ -364,8 +365,8 @@ def _explained(what: str) -> Iterator[None]:
 def _pack_tied_heads(model: torch.nn.Module) -> None:
     """Pack tied output heads again after a reload.
 
-    vLLM 0.32 on a CPU multiplies by a packed copy of the head. A reload does not renew that of a tied head, loaded as
-    embedding.
+    vLLM 0.32 on a CPU multiplies by a packed copy of the head. A reload does not renew the copy of a tied head, whose weights
+    are loaded as the embedding.
     """
     layer: Any
     for layer in model.modules():

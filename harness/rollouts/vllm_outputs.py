@@ -15,13 +15,13 @@ from harness.rollouts.routes import Routes
 from harness.tasks import PAD
 
 LARGEST_TOP_K, TIES = 1000, 32
-"""Maximum top_k with sampling masks. Number of tokens requested beyond top_k, since vLLM keeps those that tie with the last."""
+"""Maximum top_k if sampling masks are recorded. Number of tokens requested beyond top_k, since vLLM keeps ties with the last."""
 
 
 def support(samples: list[Any], length: int, vocabulary: int, ranked: int) -> Tensor:
     """Packed masks of the tokens that top_p and top_k left, made from the `ranked` most probable tokens that vLLM reports.
 
-    Those have a finite log-probability. Raises UserError if all reported ones have one, since there may then be more.
+    A token that is left has a finite log-probability. Raises UserError if all reported tokens have one: more may be left.
     """
     rows = []
     for sample in samples:

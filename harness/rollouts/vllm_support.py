@@ -79,13 +79,13 @@ def this_machine() -> Machine:
 
 
 def _registered(name: str) -> bool:
-    """Whether vLLM's library implements operator `name`. Its CPU build declares some without arguments, and they do nothing."""
+    """Whether vLLM's library implements operator `name`. Its CPU build has dummies without arguments, which do nothing."""
     operator = getattr(torch.ops._C, name, None)
     return operator is not None and bool(operator.default._schema.arguments)
 
 
 def weight_formats() -> dict[str, str | None]:
-    """Map each option of rollout/precision to the reason why vLLM cannot compute it on this machine; None if it can."""
+    """Option of rollout/precision, the unquantised ones as one -> why vLLM cannot compute it on this machine; None if it can."""
     return vllm_refusals(this_machine())
 
 
@@ -113,7 +113,7 @@ def can_report_routes() -> bool:
 
 
 def remove_stale_segments(rank: int) -> None:
-    """Remove the shared memory that a killed run left for `rank` on a CPU; vLLM would not start. Live processes keep it."""
+    """Remove shared memory of a killed run for `rank` on a CPU, with which vLLM would not start. Live processes keep theirs."""
     for segment in Path("/dev/shm").glob(f"-tp:*-cpushm_{rank}"):
         segment.unlink(missing_ok=True)
 

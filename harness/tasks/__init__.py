@@ -52,7 +52,7 @@ class Task(Protocol):
         """All prompts of the task, [N, P]."""
 
     def reward(self, prompts: np.ndarray, answers: np.ndarray) -> np.ndarray:
-        """Rewards of answers to prompts, float64 [N] from 0 to 1. Each rank passes its own rows."""
+        """Rewards of answers to prompts, float64 [N] from 0 to 1. Each rank passes its own prompts and answers."""
 
 
 @runtime_checkable
@@ -77,7 +77,7 @@ class TextTask(Task, Protocol):
 
 @runtime_checkable
 class TurnTask(Protocol):
-    """A task whose answers consist of turns, which corrections with level=segment use."""
+    """A task whose answers consist of turns. Corrections with level=segment take one importance ratio per turn."""
 
     def segments(self, answers: np.ndarray) -> np.ndarray:
         """Number of the turn to which each token belongs, from 0 to T − 1: answers [N, T] -> int64 [N, T]."""
@@ -99,9 +99,9 @@ class EnvironmentTask(Protocol):
     """Tokens at which the engine stops and the environment is asked for a reply."""
 
     def reply(self, turn: list[int]) -> list[int]:
-        """Tokens of the environment's reply to a turn, which alone decides it. An empty reply continues the turn."""
+        """Tokens of the environment's reply, which depends on `turn` alone. An empty reply continues the turn."""
 
 
 def stops(task: Task) -> tuple[int, ...]:
-    """All tokens at which an engine stops sampling a row of this task, the pauses of an environment included."""
+    """All tokens at which an engine stops sampling a response to this task, the pauses of an environment included."""
     return (*task.stop, *task.pauses) if isinstance(task, EnvironmentTask) else task.stop

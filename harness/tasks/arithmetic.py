@@ -1,6 +1,6 @@
 """Generated sums for a language model, such as "What is 26 + 28?", with an exact verifier. They need no data files.
 
-The number of digits, the number of terms and the operators set the difficulty. They also decide the prompts.
+The number of digits, the number of terms and the operators set the difficulty. The seed of the run does not change the prompts.
 """
 
 from __future__ import annotations

@@ -4,12 +4,12 @@ The state x starts at `start`. One move j in 0..choices−1 leads to x' = (x + s
 
 - choices = 1: the prompt is [BOS, start, step]. The answer is the `length` values visited. Only the last value must be right.
 - choices > 1: the prompt is [BOS, start, step, target]. The answer is `length` pairs (move, value). Each value must be the one
-  its move leads to. The moves are free but for the goal, so a solved policy keeps entropy.
+  its move leads to. All moves that meet the goal are right, so a policy that solves the task keeps entropy.
   goal = value: the last value must equal target. A policy must plan how far the steps alone will drift.
   goal = total: the moves must add up to target + offset, where the offset centres the m targets in the reachable totals. A
   policy must count its moves. A small model can do that over more tokens than it can plan.
 
-Two settings change the difficulty: `length`, and `choices`, which also leaves entropy. In the warm start's demonstrations a
+Two settings change the difficulty: `length`, and `choices`, which also sets the entropy. In the warm start's demonstrations a
 value slips with probability `slip` to another value, drawn uniformly, and the walk goes on from there. Pure numpy.
 """
 
@@ -21,7 +21,10 @@ from harness.config import ChainConfig
 
 
 class Chain:
-    """Prompts, verifier and demonstrations of a chain task. Token ids: values 0..m−1, moves m..m+choices−1, then BOS."""
+    """Prompts, verifier and demonstrations of the chain task, a walk modulo m.
+
+    Token ids: values 0..m−1, moves m..m+choices−1, then BOS.
+    """
 
     stop: tuple[int, ...] = ()  # every answer has the full length
 

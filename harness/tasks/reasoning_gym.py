@@ -14,7 +14,7 @@ from harness.errors import UserError, first_line
 from harness.tasks.text import Text
 
 ATTEMPTS = 20
-"""Maximum number of items generated for each prompt asked for, since small settings repeat themselves."""
+"""Maximum number of items generated for each prompt asked for, since a data set with few different items repeats them."""
 
 
 class ReasoningGym(Text):

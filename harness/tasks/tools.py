@@ -34,7 +34,7 @@ class Tools(arithmetic.Sums):
         self.pauses = tuple(sorted(i for token, i in tokenizer.get_vocab().items() if ">" in token and i not in special))
 
     def ask(self, written: str) -> list[dict[str, str]]:
-        """The prompt for a written sum: the solved examples and the sum, as chat messages."""
+        """The prompt for a written sum: two solved examples and the sum, as chat messages."""
         shown = [
             {"role": role, "content": content}
             for sum_, result in EXAMPLES
