@@ -126,7 +126,7 @@ def defaults() -> dict[str, Any]:
 
 
 def _named(key: str) -> str:
-    """Name of the page's row for a key: NAME stands for names that users choose, and a section chosen as a whole has one row."""
+    """Name of a key's row in docs/options.md: NAME stands for names that users choose, and a section in WHOLE has one row."""
     key = re.sub(r"^(correction\.reject)\.\w+", r"\1.NAME", key)
     return next((whole for whole in WHOLE if key.startswith(f"{whole}.")), key)
 
@@ -284,7 +284,7 @@ def _imported(name: str) -> bool:
 
 
 class Row(NamedTuple):
-    """A row of the page: a key, its displayed default, and the first sentence of its meaning."""
+    """A row of docs/options.md: a key, its displayed default, and the first sentence of its meaning."""
 
     key: str
     default: str
@@ -293,7 +293,7 @@ class Row(NamedTuple):
 
 @cache
 def rows() -> dict[str, Row]:
-    """Key -> its row of the page, in the order of the config classes. A plug-in's parameters are in the plug-in's section."""
+    """Key -> its row of docs/options.md, in the order of the config classes. A plug-in's parameters are in its own section."""
     comments = {_named(key): text for option in options() for key, text in comments_of(*option.split("="))}
     given = (*known(), *defaults(), *(key for values in options().values() for key in values))
     every = list(dict.fromkeys(map(_named, given)))

@@ -57,7 +57,7 @@ class StudyPlan:
     """The comparisons of a study, and the runs that they need.
 
     endpoint: column with the compared number of a run.
-    paired: column whose values pair the runs of two arms, such as seed or regime. Runs of an arm with one value are averaged.
+    paired: column whose values pair the runs of two arms, such as seed or regime. Runs of an arm with equal values are averaged.
     None if runs are not paired.
     limits: function of (x, y, paired), such as `interval`, that returns the limits shown beside a difference.
     seeds: seeds that every arm needs; if empty, all runs count.

@@ -2,9 +2,9 @@
 
 A regime is a bed (a model with its task, learning rate and loss) and a source of mismatch. Both are options:
 `+regime/bed=dense +regime/source=int8`. A seed counts only if RL can begin from its warm starts: `starts` makes them and adds
-their solve rates to experiments/study/verdict/starts.csv. A bed counts only if its exact control is healthy, which `admit`
-decides before any other run: it trains the controls, and writes controls.csv, table.csv and table.md in the folder `admission`
-beside it.
+their solve rates to experiments/study/verdict/starts.csv. A bed counts only if its exact control, which has no mismatch, learns
+well enough. `admit` checks it before any other run: it trains the controls, and writes controls.csv, table.csv and table.md in
+experiments/study/verdict/admission.
 """
 
 from __future__ import annotations
@@ -50,14 +50,16 @@ PLANNED = {
     "stale_2": ("dense_half", "ppo", "long32"),
     "partial": ("ppo", "moe", "long20"),
 }
-"""Source of mismatch -> the beds on which it is planned to run, equally many for each source."""
+"""Source of mismatch -> the beds (models with task, learning rate and loss) on which it is planned to run, EACH per source."""
 EACH = 3
-"""Number of regimes per source of mismatch: on one the rules are tuned, on the others they are scored."""
+"""Number of beds (models with a task) per source of mismatch: on one, rules for choosing a correction are tuned, on the
+others they are scored."""
 
 STUDIED = (71, 72, 73, 75, 77)
-"""Seeds of the runs of the study of the verdict: the first five from 70 on whose warm starts are fit, by STARTS_FILE."""
+"""Seeds of the runs of the study of the verdict: the lowest five above 69 with warm starts fit for RL, by STARTS_FILE."""
 SEEDS = (100, 101, 102)
-"""Seeds of the controls by which beds are admitted. No other run of the study has them."""
+"""Seeds of the exact controls that decide which beds (models with a task) the study of the verdict admits. No other run has
+them."""
 STARTS = ("dense", "moe", "long20", "long32")
 """One bed (model, task, learning rate and loss) for each kind of warm start. Several beds may share a warm start."""
 SOLVED, KEPT = 0.2, 400
@@ -88,17 +90,18 @@ class Regime(NamedTuple):
 
 
 class Split(NamedTuple):
-    """The regimes on which rules of the verdict are tuned (calibration), and held-out regimes on which they are scored once."""
+    """Regimes (tasks with a mismatch) on which rules for choosing a correction are tuned, and those on which they are scored."""
 
     calibration: list[Regime]
     held_out: list[Regime]
 
 
 def regimes(admitted: Collection[str] = BEDS) -> Split:
-    """Choose EACH regimes per source on admitted beds. The first by `Regime.place` calibrates, the others are held out.
+    """Choose EACH admitted beds (models with a task) per source of mismatch: one for calibration, the others held out.
 
-    A planned bed that was not admitted is replaced by the next admitted one in the order of BEDS. A source with fewer beds than
-    EACH is left out.
+    The regime with the least `Regime.place` is for calibration. A planned bed that was not admitted is replaced by the next
+    admitted one in the order of BEDS, under router noise by the next mixture of experts. A source with fewer beds than EACH is
+    left out.
     """
     parts = Split([], [])
     for source, planned in PLANNED.items():
@@ -118,7 +121,7 @@ def train_command(*overrides: str) -> str:
 
 
 def admission_command() -> str:
-    """The shell command that trains the exact controls of all beds."""
+    """The shell command that trains the exact control, without mismatch, of every bed (model, task, learning rate, loss)."""
     beds, seeds = ",".join(BEDS), ",".join(map(str, SEEDS))
     return train_command(f"+regime/bed={beds}", "+regime/source=exact", f"seed={seeds}", f"run.sweep={SWEEP}")
 
@@ -158,7 +161,7 @@ def _sources() -> dict[str, dict[str, Any]]:
 
 
 def starts(seeds: Collection[int], beds: Collection[str] = STARTS, file: Path | None = None) -> pd.DataFrame:
-    """Make the warm starts of these seeds, and record each in `file` as it ends. Returns the whole table of `file`.
+    """Make the warm starts of `seeds`, each seed's up to the first unfit one, and record each in `file`. Returns its table.
 
     A row per seed and bed: seed, bed, rate (share of solved prompts), kept (number of prompts), fit (rate ≥ SOLVED, kept ≥ KEPT).
     file: None for STARTS_FILE, the record of the study of the verdict.
@@ -216,7 +219,7 @@ def admission(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def admitted(folder: Path = FOLDER) -> list[str]:
-    """The beds that `admit` found healthy, in the order of BEDS. Raises UserError if `admit` has not been run."""
+    """The beds whose exact control `admit` found healthy, in the order of BEDS. Raises UserError if `admit` has not been run."""
     file = folder / "table.csv"
     if not file.is_file():
         raise UserError(f"{file}: not there; python -m experiments.regimes admit")

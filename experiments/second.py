@@ -29,11 +29,11 @@ OWN, SAMPLING = DEPLOYED["trainer"], DEPLOYED["rollout"]
 ARM = ["precision", "noise", "persistence", "correction", "setting"]
 KEYS = ["policy", *ARM, "seed"]
 LATER = {45, 46, 47}
-"""Further seeds, with which the control and the corrections in list 9 of docs/study.md ran."""
+"""Further seeds, with which the control and the arms in list 9 of docs/study.md ran."""
 PERSISTENT = 0.5
-"""Persistence of a mismatch over 20 syncs above which a precision is compared with fixed noise only."""
+"""Persistence of a mismatch over 20 syncs above which a precision is compared only with noise that stays the same."""
 START = 0.484375
-"""Held-out reward, at step 0 of long.csv, of the supervised policy from which all runs of the second study's base begin."""
+"""Held-out reward, at step 0 of long.csv, of the supervised policy from which all runs in the study's base setting begin."""
 
 
 def arm(

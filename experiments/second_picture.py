@@ -89,7 +89,7 @@ def _long(curves: pd.DataFrame) -> Figure:
 
 
 def persistence(curves: pd.DataFrame) -> Figure:
-    """Draw the trained policy's held-out reward by step, without noise, with fresh and with fixed noise. curves: long.csv."""
+    """Draw the trained policy's held-out reward by step: no noise, noise redrawn at each sync, noise kept. curves: long.csv."""
     figure, axis = plt.subplots(figsize=(8, 4), layout="constrained")
     end = {}
     for (noise, persistence), colour in LONG.items():
@@ -116,7 +116,7 @@ def persistence(curves: pd.DataFrame) -> Figure:
 
 
 def _rewards(curves: pd.DataFrame, noise: float, persistence: float, column: str) -> pd.DataFrame:
-    """Held-out rewards with one noise: a row per step, a column per seed. column: policy, `own` (trainer) or `sampling`."""
+    """Held-out rewards for one size and persistence of noise: a row per step, a column per seed. column: `own` or `sampling`."""
     return curves[(curves.noise == noise) & (curves.persistence == persistence)].pivot(
         index="step", columns="seed", values=column
     )

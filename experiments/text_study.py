@@ -1,7 +1,7 @@
 """The study of real text (docs/text.md): `python -m experiments.text_study list N | record | predict | score | power`.
 
 list N prints the commands of list N that have no records yet. record adds the ended runs to endpoints.csv and questions.parquet,
-which outlive the run folders. predict writes the arm that each frozen rule of the study of the verdict chooses. score writes the
+which outlive the run folders. predict writes the correction that each frozen rule of docs/decision.md chooses. score writes the
 tables. power simulates the tests from the recorded study of three seeds. All files are below experiments/study/text.
 """
 
@@ -58,7 +58,7 @@ KEY = ["arm", "seed"]
 
 
 def commands(number: int, done: set[tuple[str, int]]) -> list[str]:
-    """The shell commands of list `number`, the runs of one seed not in `done` (arm, seed). Raises UserError on another number."""
+    """The shell commands of list `number`, one per (arm, seed) of a seed that `done` lacks. Raises UserError on another number."""
     if not 1 <= number <= len(SEEDS):
         raise UserError(f"list {number}: there are lists 1 to {len(SEEDS)}; docs/text.md has them")
     seed = SEEDS[number - 1]
@@ -144,8 +144,9 @@ def _endpoints() -> pd.DataFrame:
 SEEN = verdict_study.Seen(k3=4.1e-2, persistence=0.30, tokens=13.0, verdict="token")
 """The measurements from which tested rules choose a correction under FP8, all recorded before this study.
 
-K3 is that of `smollm2/sums`, persistence that of 20 syncs at the rate of this study (RESULTS.md, "SmolLM2"), tokens those of its
-first steps. The verdict is that of `faultline replay experiments/study/smollm2/local-fp8_channel.parquet`."""
+K3 is the median of FP8 runs in experiments/study/smollm2/sums, tokens about the mean response of the first steps there.
+Persistence is that over 20 syncs at the same learning rate, 1e-5 (RESULTS.md, "SmolLM2"). The verdict is that of
+`faultline replay` on experiments/study/smollm2/local-fp8_channel.parquet."""
 
 
 def predictions(rules: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
@@ -176,7 +177,7 @@ PRIMARY = [("fp8", "fp16"), ("fp8 token", "fp8")]
 ALL = [*PRIMARY, ("fp8 sequence", "fp8"), ("fp8 sequence", "fp8 token"), ("bf16", "fp16"), ("fp8", "bf16")]
 WORSE = [("bf16", "fp16"), ("fp8", "fp16"), ("fp8 token", "fp16"), ("fp8 token", "fp8"), ("fp8 sequence", "fp8")]
 no_worse = partial(non_inferior_p, margin=MARGIN)
-"""One-sided p for the rewards of two arms: small if the first is better than the second, or worse by less than MARGIN."""
+"""One-sided p for the rewards of two sets of runs: small if the first is better, or worse by less than MARGIN."""
 PLAN = StudyPlan(
     families=[
         Comparisons("primary", PRIMARY, difference_p, {"policy": "trainer"}),

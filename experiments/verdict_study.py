@@ -48,7 +48,7 @@ ARMS = {
 POLICIES = {"trainer": "", "sampler": "rollout_"}
 """Policy served after training (trainer's weights or rollout engine's) -> prefix of `reward` in metrics: eval/rollout_reward."""
 EARLY = 20
-"""Number of steps at the start of a run whose mismatch the rules, the laws and the forecast may use."""
+"""Number of steps at the start of a run whose mismatch may choose its correction and predict the run's cost and harm."""
 HARMED = 0.25
 """Smallest share of the control's gain in reward whose loss the forecast counts as harm."""
 MARGIN = 0.02
@@ -172,12 +172,12 @@ def _bare(correction: Mapping[str, Any]) -> tuple:
 
 
 def endpoints(results: Results, named: Callable[[Mapping[str, Any]], tuple[str, str, str]] | None = None) -> pd.DataFrame:
-    """The endpoints of the study: a table with a row per finished run and policy.
+    """The endpoints of the study of the verdict: a table with a row per finished run and policy.
 
-    named: recorded config -> (bed, source, arm); by default those of this study. Columns: bed, source, arm, seed, policy. start:
-    the first held-out reward. end, train: means of the last LAST evaluations on held-out and on training prompts. outcome. onset:
-    step of a collapse. k3, ess (of the sequence weights), identity (|mean ratio − 1|), gradient (norm): medians of the first
-    EARLY steps. tokens: mean tokens of a response in these steps. persistence_k: the first value measured, over k syncs.
+    named: recorded config -> (bed, source, arm); by default as in docs/decision.md. Columns: bed, source, arm, seed, policy.
+    start: the first held-out reward. end, train: means of the last LAST evaluations on held-out and on training prompts.
+    outcome. onset: step of a collapse. k3, ess (of the sequence weights), identity (|mean ratio − 1|), gradient (norm): medians
+    of the first EARLY steps. tokens: mean tokens of a response in these steps. persistence_k: the first value, over k syncs.
     """
     medians = {"k3": "rollout_corr/k3_kl", "ess": "mismatch/ess_sequence", "gradient": "actor/grad_norm"}
     rows = []
@@ -267,7 +267,7 @@ def seen(runs: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
 
 
 def gains(runs: pd.DataFrame) -> pd.Series:
-    """Bed -> gain of its exact control: mean final less mean initial held-out reward of the trainer's policy."""
+    """Bed (model, task, learning rate, loss) -> gain of its exact control in mean held-out reward of the trainer's policy."""
     control = runs[(runs.source == "exact") & (runs.arm == "none") & (runs.policy == "trainer")].groupby("bed")
     return control.end.mean() - control.start.mean()
 
@@ -319,12 +319,13 @@ PLANS = {
     "below": _plan("share", BELOW, difference_p),
     "equivalent": _plan("regret", BELOW[:1], partial(equivalent_p, margin=MARGIN)),
 }
-"""Claim -> its comparisons of rules over held-out regimes, each regime a pair. The four comparisons of a policy share Holm's
-adjustment. The claim "below" also needs a negative difference."""
+"""Claim -> planned comparisons of the reward that two rules for choosing a correction lose, paired by held-out regime (task with
+a mismatch). below: the first loses less; beside a small p the difference must be negative. equivalent: they differ by less than
+MARGIN. Holm's adjustment covers the four comparisons of a policy, of both claims together."""
 
 
 def claims(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row per planned comparison of two rules by lost reward. Each policy's four p are Holm-adjusted. rows: from `regrets`."""
+    """A row per planned comparison of two rules by lost reward. Holm's adjustment covers a policy's four. rows: of `regrets`."""
     table = pd.concat([plan.compared(rows).assign(claim=claim) for claim, plan in PLANS.items()], ignore_index=True)
     for _, part in table.groupby("policy"):
         table.loc[part.index, "holm_p"] = holm_of_planned(part.p.to_list(), len(BELOW) + 1)
@@ -377,10 +378,10 @@ def costs(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
 
 
 def law(fitted: pd.DataFrame, held_out: pd.DataFrame) -> pd.DataFrame:
-    """Table with a row per law of the cost: its mean absolute error on held-out regimes.
+    """Table with a row per law of the reward that a mismatch costs: its mean absolute error on held-out regimes.
 
-    The laws are cost = a·√dose for dose = K3·tau and for K3 alone, with a by least squares on `fitted`, and cost = 0. fitted,
-    held_out: tables of `costs`.
+    The laws are cost = a·√dose for dose = K3·τ and for dose = K3, and cost = 0. a: by least squares on `fitted`. τ: the factor
+    for persistence that `tau` returns. fitted, held_out: tables of `costs`.
     """
     rows = []
     for name, column in (("K3 times tau", "dose"), ("K3", "k3")):
@@ -397,9 +398,9 @@ def auc(score: np.ndarray, event: np.ndarray) -> float:
 
 
 def forecast(held_out: pd.DataFrame) -> pd.DataFrame:
-    """A row per signal of early steps: the AUC of its forecast of harm, and the median steps to the onset in collapsed regimes.
+    """A row per signal of the first EARLY steps: the AUC of its forecast of harm, and the lead in steps.
 
-    Harm is a cost of at least HARMED, or a collapse in most seeds.
+    Harm is a cost of at least HARMED, or a collapse in most seeds. lead: median steps from EARLY to the onset of such collapses.
     """
     harmed = ((held_out.cost >= HARMED) | (held_out.collapsed > 0.5)).to_numpy()
     lead = (held_out.onset[held_out.collapsed > 0.5] - EARLY).median()

@@ -70,12 +70,12 @@ class Scored(NamedTuple):
 
     @property
     def statistics(self) -> dict[str, float]:
-        """Mismatch diagnostics of these responses: name as in the metrics of a run, without its section -> value."""
+        """Mismatch diagnostics of the responses: name of a run's metric without its section -> value."""
         return {name.split("/")[1]: float(value) for name, value in mismatch(self.batch).items()}
 
 
 class Policy:
-    """The model's weights, its prompts, each repeated for a group of four responses, and the trainer's own fp32 policy."""
+    """The checked model's weights, its prompts (each four times, for a group of responses), and the trainer's fp32 policy."""
 
     def __init__(self, size: Size):
         self.size, self.run = size, size.config()
