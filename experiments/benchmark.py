@@ -32,8 +32,8 @@ from harness.yaml_file import read_yaml
 SEEDS = STUDIED[:3]
 """Training seeds of a benchmark: the first three seeds of the study of the verdict (docs/decision.md)."""
 UNCORRECTED = ("correction=none", "diagnostics.changed_weights=false")
-"""Config overrides of the exact control, a run without mismatch. A diagnostic that some
-sources of mismatch turn on is off, so that all controls have one config digest."""
+"""Config overrides of the exact control, a run without mismatch. The diagnostic that some sources of mismatch turn on is off, so
+that their controls have one config digest."""
 BED = ("seed", "steps", "task", "model", "warmstart", "rollout", "evaluation", "collapse")
 """Config sections that a regime (model, task, mismatch) fixes. Benchmark entries that changed one could not be compared."""
 PLAIN = {"loss": "pg", "advantage": "reinforce", "correction": "none"}
@@ -183,5 +183,5 @@ def ended(runs: Sequence[Planned]) -> pd.DataFrame:
 
 
 def references(regimes: Regimes, seeds: Collection[int], *settings: str) -> list[Planned]:
-    """Plan the runs without a correction and the exact controls (no mismatch). Regimes that share a control each get its run."""
+    """Plan the runs without a correction, and the exact controls (no mismatch), planned for each regime even if shared."""
     return [run for entry in (NONE, CONTROL) for run in plan(entry, (), regimes, seeds, *settings)]

@@ -5,7 +5,7 @@
 
 Runs without a correction sample in fp32 (the exact control), BF16, FP8 or W4A4, or with a synthetic error of the weights that is
 drawn anew at each sync (fresh) or kept (fixed). `faultline replay` then reads the first dump of the runs that end furthest below
-the control. They train again with the settings that the verdict proposes. The last line compares control, harmed runs and
+the control. They train again with the correction that its verdict proposes. The last line compares control, harmed runs and
 corrected runs. Ended runs are not repeated.
 """
 

@@ -87,7 +87,7 @@ def presets_alike() -> list[list[str]]:
 
 
 def missing(known: pd.DataFrame, quick: Regimes) -> list[Row]:
-    """The leaderboard's rows for which the recorded runs `known` lack one of SEEDS in a regime of the quick benchmark."""
+    """The leaderboard's rows for which the recorded runs `known` lack one of SEEDS under a mismatch of the quick benchmark."""
     needed = {(regime, seed) for regime in quick for seed in SEEDS}
     there = {entry: set(zip(part.regime, part.seed, strict=True)) for entry, part in known.groupby("entry")}
     return [row for row in rows() if not needed <= there.get(row.name, set())]
@@ -104,8 +104,8 @@ def row_command(row: Row) -> str:
 def separation(ends: pd.DataFrame) -> float:
     """Variance of the final reward between corrections under one mismatch, beyond the noise of seeds. ends [seeds, corrections].
 
-    The rewards are shares of the control's gain. MS_arms and MS_rest are the mean squares of a two-way layout of S seeds and A
-    corrections (arms). The variance component of the arms is
+    The rewards are shares of the gain of runs without mismatch. MS_arms and MS_rest are the mean squares of a two-way layout of
+    S seeds and A corrections (arms). The variance component of the arms is
         separation = max(0, (MS_arms − MS_rest)/S)
     """
     x = ends.to_numpy()
@@ -117,7 +117,7 @@ def separation(ends: pd.DataFrame) -> float:
 
 
 def separations(runs: pd.DataFrame) -> pd.Series:
-    """Regime BED/SOURCE -> variance of reward between corrections on seeds CHOOSERS, sum of trainer's and sampler's policy."""
+    """Regime, as MODEL-AND-TASK/MISMATCH -> variance of reward between corrections on seeds CHOOSERS, sum over both policies."""
     gain = gains(runs)
     mine = runs[(runs.source != "exact") & runs.seed.isin(CHOOSERS) & runs.arm.isin(ARMS)]
     found: dict[str, float] = {}
@@ -128,20 +128,26 @@ def separations(runs: pd.DataFrame) -> pd.Series:
 
 
 def cost(names: tuple[str, ...]) -> float:
-    """Processor time, in seconds, of benchmarking one correction in the regimes `names` with SEEDS, warm starts included."""
+    """Processor seconds of one correction's runs in regimes, named MODEL-AND-TASK/MISMATCH, with SEEDS and with warm starts."""
     kinds = [KINDS.get(bed, bed) for bed in (name.partition("/")[0] for name in names)]
     return len(SEEDS) * (sum(COSTS[kind][0] for kind in set(kinds)) + sum(COSTS[kind][1] for kind in kinds))
 
 
 def best_set(found: pd.Series) -> list[str]:
-    """The regimes, at most MOST and within BUDGET, with the largest sum of `found`: regime -> variance between corrections."""
+    """The regimes (tasks with a mismatch), at most MOST and within BUDGET seconds, with the largest sum of `found`.
+
+    found: regime -> variance of reward between corrections.
+    """
     sets = chain.from_iterable(combinations(found.index, size) for size in range(1, MOST + 1))
     best = max((names for names in sets if cost(names) <= BUDGET), key=lambda names: found[list(names)].sum())
     return sorted((name for name in best if found[name] > 0), key=lambda name: -found[name])
 
 
 def choose(runs: pd.DataFrame) -> None:
-    """Choose the regimes of the quick benchmark, and write them and their `separations`. runs: endpoints of `verdict_study`."""
+    """Choose and write the regimes (tasks with a mismatch) of the quick benchmark, and write the table of `separations`.
+
+    runs: endpoints of the study of the verdict.
+    """
     names = [str(regime) for regime in regimes(admitted()).calibration]
     found = separations(runs).reindex(names)
     if found.isna().any():
@@ -180,7 +186,7 @@ def of_the_study(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _record(runs: pd.DataFrame, quick: Regimes) -> None:
-    """Record runs of the study of the verdict and of the sweep, but held-out regimes only once that study has scored them."""
+    """Record runs of the study of the verdict and of the sweep, held-out mismatches only once that study has scored them."""
     parts = regimes(admitted())
     allowed = {str(regime) for regime in parts.calibration}
     if (STUDY / "regrets.csv").is_file():
@@ -203,7 +209,7 @@ def _known() -> pd.DataFrame:
 
 
 def never_learned(known: pd.DataFrame) -> list[str]:
-    """Losses and corrections without a run that learned: every outcome is "never learned", in all regimes and with all seeds."""
+    """Losses and corrections without a run that learned: every outcome is "never learned", under all mismatches."""
     return sorted(entry for entry, part in known.groupby("entry") if (part.outcome == "never learned").all())
 
 
@@ -220,10 +226,11 @@ def _print(known: pd.DataFrame, quick: Regimes) -> None:
 
 
 def scored(frozen: dict[str, Any], regret: pd.DataFrame | None) -> dict[str, Any]:
-    """The frozen rules of the verdict with the scores that the study measured, as `faultline.records.verdict` returns them.
+    """The frozen rules for choosing a correction, with their scores, as `faultline.records.verdict` returns them.
 
-    frozen: rules.json of the study. regret: its regrets.csv; None before the held-out regimes are scored. The chosen rule is the
-    tuned one (v2) if it loses significantly less reward than the best fixed correction, else that correction.
+    frozen: rules.json of the study of the verdict. regret: its regrets.csv; None before the held-out regimes (tasks with a
+    mismatch) are scored. The chosen rule is the tuned one (v2) if it loses significantly less reward than the best fixed
+    correction, else that correction.
     """
     found: dict[str, Any] = {}
     for policy, rules in frozen.items():

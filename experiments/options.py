@@ -57,7 +57,7 @@ PLANNED = {
         "rollout.engine.*", "tracking.*", "tracking=*",
     ],
 }  # fmt: skip
-"""Planned study or use, as the page names it -> patterns of the config keys and options (group=name) that it needs."""
+"""Planned study or use, as docs/options.md names it -> patterns of the config keys and options (group=name) that it needs."""
 IMPORTED = ("actor.schedule.*", "advantage.*", "kl.name", "kl.coef", "kl.place", "kl.target", "kl.horizon")
 """Patterns of keys that `faultline import-config` sets without naming them as dotted keys."""
 PLUGINS = {
@@ -78,7 +78,7 @@ NONE = "**nothing yet**"
 WHOLE = ("actor.precision", "evaluation.probe")
 """Config sections that have a single row in docs/options.md, because an option chooses them as a whole."""
 BY_OPTION = ("task.", "model.", "loss.", "advantage.", "rollout.engine.", "rollout.precision.", "collapse.detectors.")
-"""Prefixes of the keys whose values differ from option to option of their group."""
+"""Prefixes of the config keys whose values differ from option to option of their group."""
 LISTED = (
     "loss", "correction", "advantage", "reduce", "kl", "rollout/precision", "rollout/engine", "task", "model", "collapse",
     "tracking",

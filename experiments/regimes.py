@@ -63,7 +63,7 @@ them."""
 STARTS = ("dense", "moe", "long20", "long32")
 """One bed (model, task, learning rate and loss) for each kind of warm start. Several beds may share a warm start."""
 SOLVED, KEPT = 0.2, 400
-"""Bounds of a warm start from which RL can begin: the minimum solve rate, and the minimum number of kept prompts."""
+"""Bounds of a warm start from which RL can begin: the minimum solve rate, and the minimum number of prompts that it keeps."""
 SWEEP = "verdict_admission"
 FOLDER = Path("experiments/study/verdict/admission")
 STARTS_FILE = FOLDER.parent / "starts.csv"
@@ -90,7 +90,7 @@ class Regime(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Regimes (tasks with a mismatch) on which rules for choosing a correction are tuned, and those on which they are scored."""
+    """Regimes (tasks with a mismatch) on which rules for choosing a correction are tuned (calibration) or scored (held_out)."""
 
     calibration: list[Regime]
     held_out: list[Regime]
@@ -132,7 +132,7 @@ def bed_of(config: Mapping[str, Any]) -> str:
 
 
 def source_of(config: Mapping[str, Any]) -> str:
-    """The source of mismatch of a recorded run, `exact` for a control. Raises UserError if it is no source of the study."""
+    """The source of mismatch of a recorded run, `exact` for none. Raises UserError if it is no source of the study."""
     return _named(deviations(config), _sources(), "source")
 
 
@@ -184,10 +184,10 @@ def starts(seeds: Collection[int], beds: Collection[str] = STARTS, file: Path | 
 
 
 def controls(results: Results) -> pd.DataFrame:
-    """Table with a row per finished exact control: bed, seed, start, end, train, entropy.
+    """Table with a row per finished exact control (run without mismatch): bed, seed, start, end, train, entropy.
 
-    start: first held-out reward. end: mean of the last LAST held-out evaluations. train: mean of as many evaluations on training
-    prompts. entropy: mean over the last TAIL steps, in nats per token.
+    bed: model with task, learning rate and loss. start: first held-out reward. end: mean of the last LAST held-out evaluations.
+    train: mean of as many evaluations on training prompts. entropy: mean over the last TAIL steps, in nats per token.
     """
     rows = []
     for run, about in results.runs[results.runs.state.isin(FINISHED)].iterrows():
@@ -207,7 +207,11 @@ def controls(results: Results) -> pd.DataFrame:
 
 
 def admission(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per bed that has all SEEDS: mean start, end, gain, gap and entropy, least gain of a seed, and whether admitted."""
+    """A row per bed (model with a task) with all SEEDS: means of start, end, gain, gap and entropy, least gain, and admitted.
+
+    gain: rise of held-out reward. gap: reward on training prompts less that on held-out ones. admitted: whether the means are
+    within the bounds GAIN, GAP and ENTROPY.
+    """
     rows = []
     for bed, part in runs.groupby("bed", sort=False):
         if set(part.seed) >= set(SEEDS):
@@ -219,7 +223,7 @@ def admission(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def admitted(folder: Path = FOLDER) -> list[str]:
-    """The beds whose exact control `admit` found healthy, in the order of BEDS. Raises UserError if `admit` has not been run."""
+    """The beds (models with a task) that `admit` found healthy, ordered as BEDS. Raises UserError if `admit` has not run."""
     file = folder / "table.csv"
     if not file.is_file():
         raise UserError(f"{file}: not there; python -m experiments.regimes admit")
@@ -228,7 +232,7 @@ def admitted(folder: Path = FOLDER) -> list[str]:
 
 
 def admit(root: Path = Path("runs")) -> None:
-    """Train the exact control of every bed, and record which beds are admitted. root: folder of the runs."""
+    """Train a run without mismatch on every bed (model with a task), and record the admitted beds. root: folder of the runs."""
     words = admission_command().split()
     subprocess.run([sys.executable, *words[1:], f"run.root={root}"], check=True, env=os.environ)
     runs = controls(load(root / SWEEP, SEEDS))

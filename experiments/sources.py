@@ -1,8 +1,8 @@
 """The map of sources of mismatch (docs/sources.md): `python -m experiments.sources starts SEED... | list N | record | print`.
 
-starts makes the warm starts of these seeds, and records them in starts.csv, which decides which seeds count. list N prints the
-commands of list N that have no records yet. record adds the ended runs to endpoints.csv. print writes the table of sources, the
-comparisons and the answers to table.md. All files are below experiments/study/sources.
+starts makes the warm starts of the given seeds, and records them in starts.csv, which decides which seeds count. list N prints
+the commands of list N that have no records yet. record adds the ended runs to endpoints.csv. print writes the table of sources,
+the comparisons and the answers to table.md. All files are below experiments/study/sources.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from harness.errors import UserError
 TRAINED = 10
 """Number of RL steps, at a run's end, of the mean training reward, and at both ends, of the median ESS and response length."""
 WITHIN = 0.1
-"""Maximum difference of held-out reward, in either direction, with which the hypotheses H11 and H12 hold."""
+"""Maximum difference of held-out reward, in either direction, with which hypotheses H11 and H12 of docs/study.md hold."""
 BF16, FP8 = "bf16 ppo", "fp8_channel ppo"
 ARMS = [arm + correction for arm in (BF16, FP8) for correction in ("", " token-truncate")]
 START = ", at its start"

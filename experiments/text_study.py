@@ -58,7 +58,10 @@ KEY = ["arm", "seed"]
 
 
 def commands(number: int, done: set[tuple[str, int]]) -> list[str]:
-    """The shell commands of list `number`, one per (arm, seed) of a seed that `done` lacks. Raises UserError on another number."""
+    """The shell commands of list `number`: runs of one seed, without the (arm, seed) in `done`.
+
+    Raises UserError if there is no such list.
+    """
     if not 1 <= number <= len(SEEDS):
         raise UserError(f"list {number}: there are lists 1 to {len(SEEDS)}; docs/text.md has them")
     seed = SEEDS[number - 1]
@@ -142,7 +145,7 @@ def _endpoints() -> pd.DataFrame:
 # --- predictions -------------------------------------------------------------------------------------------------------------
 
 SEEN = verdict_study.Seen(k3=4.1e-2, persistence=0.30, tokens=13.0, verdict="token")
-"""The measurements from which tested rules choose a correction under FP8, all recorded before this study.
+"""The measurements from which the rules of docs/decision.md choose a correction under FP8, all made before this study.
 
 K3 is the median of FP8 runs in experiments/study/smollm2/sums, tokens about the mean response of the first steps there.
 Persistence is that over 20 syncs at the same learning rate, 1e-5 (RESULTS.md, "SmolLM2"). The verdict is that of
@@ -236,8 +239,8 @@ def power(sd: float, pairs: int = len(SEEDS), draws: int = 2000) -> pd.DataFrame
     """Table with a row per true difference δ of reward: shares of simulated studies that find it, and that claim "no worse".
 
     Differences of pairs are normal with mean δ and standard deviation sd. The share that finds δ is given at p ≤ 0.05 and at p ≤
-    0.025, the stricter of Holm's two levels. "no worse" is the share of studies whose arm counts as no worse if it is δ below its
-    reference.
+    0.025, the stricter of Holm's two levels. "no worse" is the share of studies in which runs that are truly δ below their
+    reference count as no worse.
     """
     rng, zeros = np.random.default_rng(0), np.zeros(pairs)
     rows = []

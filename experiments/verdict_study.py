@@ -48,9 +48,9 @@ ARMS = {
 POLICIES = {"trainer": "", "sampler": "rollout_"}
 """Policy served after training (trainer's weights or rollout engine's) -> prefix of `reward` in metrics: eval/rollout_reward."""
 EARLY = 20
-"""Number of steps at the start of a run whose mismatch may choose its correction and predict the run's cost and harm."""
+"""Number of steps at a run's start from whose mismatch a correction may be chosen, and the run's cost and harm predicted."""
 HARMED = 0.25
-"""Smallest share of the control's gain in reward whose loss the forecast counts as harm."""
+"""Smallest loss of reward, as a share of the gain of the run without mismatch, that the forecast counts as harm."""
 MARGIN = 0.02
 """Difference of reward lost against the best correction within which two rules for choosing one count as equivalent."""
 
@@ -67,9 +67,9 @@ def commands(
 ) -> list[str]:
     """The shell commands of list `number` of runs, without the models and mismatches whose runs are all in `done`.
 
-    1: the controls. 2 to 4: the calibration regimes without correction, with the corrections, and with the verdict's settings. 5
-    to 7: the held-out regimes in these three ways. verdicts: the verdicts of the uncorrected runs, which lists 4 and 7 need.
-    Raises UserError on another number, and on missing verdicts.
+    1: the controls, without mismatch. 2 to 4: the calibration regimes (tasks with a mismatch) without correction, with the
+    corrections, and with the verdict's settings. 5 to 7: the held-out regimes in these three ways. verdicts: the verdicts of the
+    uncorrected runs, which lists 4 and 7 need. Raises UserError on another number, and on missing verdicts.
     """
     if number == 1:
         left = _left([Regime(bed, "exact") for bed in beds], ["none"], done)
@@ -126,8 +126,8 @@ def arm_of_verdict(verdict: Mapping[str, Any]) -> str:
 def ask(results: Results, known: pd.DataFrame) -> pd.DataFrame:
     """Run `faultline replay` on the dump of step 0 of each uncorrected run. Runs with a row in `known` are skipped.
 
-    Returns a row per run: regime, seed, arm, need (whether a correction is needed), k3 in nats per token, and mean tokens of a
-    response.
+    Returns a row per run: regime (task with a mismatch), seed, arm (the proposed correction), need (whether a correction is
+    needed), k3 in nats per token, and mean tokens of a response.
     """
     rows = known.to_dict("records")
     asked = set(zip(known.regime, known.seed, strict=True))
@@ -174,10 +174,11 @@ def _bare(correction: Mapping[str, Any]) -> tuple:
 def endpoints(results: Results, named: Callable[[Mapping[str, Any]], tuple[str, str, str]] | None = None) -> pd.DataFrame:
     """The endpoints of the study of the verdict: a table with a row per finished run and policy.
 
-    named: recorded config -> (bed, source, arm); by default as in docs/decision.md. Columns: bed, source, arm, seed, policy.
-    start: the first held-out reward. end, train: means of the last LAST evaluations on held-out and on training prompts.
-    outcome. onset: step of a collapse. k3, ess (of the sequence weights), identity (|mean ratio − 1|), gradient (norm): medians
-    of the first EARLY steps. tokens: mean tokens of a response in these steps. persistence_k: the first value, over k syncs.
+    named: recorded config -> (bed, source, arm); by default as in docs/decision.md. Columns: bed (model and task), source (of
+    mismatch), arm (correction), seed, policy, outcome. start: the first held-out reward. end, train: means of the last LAST
+    evaluations on held-out and on training prompts. onset: step of a collapse. k3, ess (of the sequence weights), identity
+    (|mean ratio − 1|), gradient (norm): medians of the first EARLY steps. tokens: mean tokens of a response in these steps.
+    persistence_k: the first value, over k syncs.
     """
     medians = {"k3": "rollout_corr/k3_kl", "ess": "mismatch/ess_sequence", "gradient": "actor/grad_norm"}
     rows = []
@@ -298,7 +299,7 @@ def regrets(runs: pd.DataFrame, about: pd.DataFrame, policy: str, named: Mapping
 
 
 def tuned(runs: pd.DataFrame, about: pd.DataFrame, policy: str) -> tuple[Cutoffs, str]:
-    """Return (cut-offs, fixed correction) that lose the least reward against the best correction. Ties go to the first."""
+    """Return (cut-offs of GRID, one of ARMS) that lose the least reward against the best correction. Ties go to the first."""
     candidates: dict[str, Rule] = {str(i): cut for i, cut in enumerate(GRID)}
     candidates |= {arm: constant(arm) for arm in ARMS}
     means = regrets(runs, about, policy, candidates).groupby("arm").share.mean().round(12)
@@ -325,7 +326,10 @@ MARGIN. Holm's adjustment covers the four comparisons of a policy, of both claim
 
 
 def claims(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row per planned comparison of two rules by lost reward. Holm's adjustment covers a policy's four. rows: of `regrets`."""
+    """A row per planned comparison of two rules for choosing a correction, by lost reward. rows: from `regrets`.
+
+    Holm's adjustment covers the four comparisons of a policy.
+    """
     table = pd.concat([plan.compared(rows).assign(claim=claim) for claim, plan in PLANS.items()], ignore_index=True)
     for _, part in table.groupby("policy"):
         table.loc[part.index, "holm_p"] = holm_of_planned(part.p.to_list(), len(BELOW) + 1)
@@ -333,7 +337,7 @@ def claims(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def without_a_source(rows: pd.DataFrame) -> pd.DataFrame:
-    """Table with a row per policy and rule: mean, least and greatest share of the control's gain that the rule loses.
+    """Table with a row per policy and rule for choosing a correction: mean, least and greatest lost share of the control's gain.
 
     mean: over all regimes. least, greatest: extremes of this mean when one source of mismatch is left out.
     """
@@ -360,8 +364,8 @@ def tau(persistence: Mapping[int, float]) -> float:
 def costs(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
     """Table with a row per regime (model and mismatch): its cost in reward without correction, and its early signals of harm.
 
-    Columns: regime, cost (lost share of the control's gain), k3, dose = k3·tau, other signals of the first EARLY steps, collapsed
-    (share of seeds), and onset (median).
+    Columns: regime, cost (lost share of the control's gain), k3, dose = k3·τ with τ from `tau`, other signals of the first EARLY
+    steps, collapsed (share of seeds), and onset (median).
     """
     gain = gains(runs)
     control = runs[(runs.source == "exact") & (runs.policy == policy)].groupby("bed").end.mean()

@@ -1,4 +1,4 @@
-"""The plan for the confusion matrix of the diagnosis, written down before any of its dumps was made.
+"""The plan for the confusion matrix of the diagnosis of dumps, written down before any of them was made.
 
 This is the third plan. docs/diagnosis-record.md has the counts of the first two, and says what was changed after each. The seeds
 of the second were 1201 to 1208.
@@ -50,7 +50,7 @@ most 48 tokens, or 32 of at most 512. The unedited ones were known while thresho
 EDIT_SEED = 1306
 
 SMOLLM2 = {1305: Shape(128, 12)}
-"""Seed -> size of its dumps of SmolLM2, sampled by the local engine in BF16, with every fault at its middle size."""
+"""Seed -> size of its dumps of SmolLM2, sampled by the local engine in BF16, with each fault at the middle of its sizes."""
 VLLM = {1307: Shape(128, 12)}
 """Seed -> size of its dumps of SmolLM2 by vLLM in BF16 with the faults that can be set in it, and of chain-task runs by vLLM."""
 VLLM_CHAIN = {1308: Shape(512, 10)}
@@ -58,15 +58,15 @@ VLLM_CHAIN = {1308: Shape(512, 10)}
 every size. A small policy serves here because a dump of SmolLM2 in vLLM costs 40 seconds of a core."""
 
 AIM_NAMED = 0.95
-"""Aim: minimum share of the dumps of faults with a plug-in, at middle sizes, in which the diagnosis names the fault right."""
+"""Aim: minimum share of the dumps of faults with a plug-in, each at the middle of its sizes, that the diagnosis names right."""
 AIM_ACCUSED = 0.01
 """Aim: maximum share of the dumps without a fault that the diagnosis does not call consistent."""
 
 REPLANNED = {"swapped": (0.05, 0.1, 0.2), "prefix": (0.05, 0.1, 0.2), "rope": (1.5, 3, 10)}
 """Fault -> its sizes in the first plan of the dumps, where they differ from the present ones.
 
-At the middle size of the first plan these faults could not matter, or no test could see them. If log-probabilities of sampler and
-trainer are swapped, n tokens with a K3 of K nats show it by at most √(2·K·n) standard deviations, the limit of the best test
+At the middle size of the first plan these faults could not matter, or no test could see them. If log-probabilities of sampler
+and trainer are swapped, n tokens with a K3 of K nats show it by at most √(2·K·n) standard deviations, the limit of the best test
 (Neyman and Pearson). That was 2.6 to 3.5. Older prefixes and the rotary base left a K3 below twice that of faultless FP8."""
 
 

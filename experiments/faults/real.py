@@ -222,7 +222,7 @@ class Bed:
         return Batch(drawn.logp_rollout, mask, drawn.logp_old, prompt=self.group)
 
     def case(self, fault: str, size: float, precision: str) -> LoggedTokens:
-        """Return tokens sampled with a fault of size `size`; if `fault` is "clean", without a fault, as draw number `size`."""
+        """Return tokens sampled with a fault of size `size`; if "clean", without a fault, and `size` numbers the samples."""
         self.uniforms = self.draw(f"{fault} {size:g} {precision}")
         return CASES[fault](self, size, precision)
 

@@ -43,7 +43,7 @@ class Size(NamedTuple):
     overrides: tuple[str, ...] = ()
 
     def config(self, *more: str) -> Config:
-        """The config of experiment=smollm2/bf16 at this size."""
+        """The config of experiment=smollm2/bf16 with the model, response length and overrides of this size, and `more`."""
         sizes = (f"model.path={self.model}", f"task.answer_length={self.answer}", "tracking=disabled", *self.overrides)
         return parse(compose("+experiment=smollm2/bf16", *sizes, *more))
 
