@@ -3,10 +3,10 @@
     python -m experiments.demo 80,81
     python -m experiments.demo 80 steps=40        # with overrides for all runs
 
-Runs without a correction sample in fp32 (the exact control), BF16, FP8 or W4A4, or with a synthetic error of the weights that is
-drawn anew at each sync (fresh) or kept (fixed). `faultline replay` then reads the first dump of the runs that end furthest below
-the control. They train again with the correction that its verdict proposes. The last line compares control, harmed runs and
-corrected runs. Ended runs are not repeated.
+Runs without a correction sample in fp32 (the exact control), BF16, FP8 or W4A4, or with a synthetic error of the weights. The
+error is drawn anew at each sync (fresh) or kept (fixed). `faultline replay` then reads the first dump of the runs that end
+furthest below the control. They train again with the correction that its verdict proposes. The last line compares control,
+harmed runs and corrected runs. Ended runs are not repeated.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ ARMS = {
     "fresh": "synthetic error, fresh",
     "fixed": "synthetic error, fixed",
 }
-"""Kind of run, set up by +experiment=demo/KIND -> its name in the table."""
+"""Kind of run, set up by +experiment=demo/KIND -> its name in the demo's table."""
 EARLY = 20
-"""Number of steps at the start of a run whose median K3 the table shows."""
+"""Number of steps at the start of a run whose median K3 the demo's table shows."""
 
 
 class End(NamedTuple):

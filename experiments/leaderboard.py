@@ -128,7 +128,7 @@ def separations(runs: pd.DataFrame) -> pd.Series:
 
 
 def cost(names: tuple[str, ...]) -> float:
-    """Processor seconds of one correction's runs in regimes, named MODEL-AND-TASK/MISMATCH, with SEEDS and with warm starts."""
+    """Processor seconds of one correction's runs with SEEDS, warm starts included. names: regimes as MODEL-AND-TASK/MISMATCH."""
     kinds = [KINDS.get(bed, bed) for bed in (name.partition("/")[0] for name in names)]
     return len(SEEDS) * (sum(COSTS[kind][0] for kind in set(kinds)) + sum(COSTS[kind][1] for kind in kinds))
 
@@ -167,7 +167,7 @@ def choose(runs: pd.DataFrame) -> None:
 
 
 def of_the_study(runs: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the benchmark from `runs`, endpoints of the study of the verdict: its corrections and controls with SEEDS."""
+    """Rows of the benchmark from `runs`, endpoints of the study of the verdict: its corrections, and no mismatch, with SEEDS."""
     wide = runs.pivot(index=["bed", "source", "arm", "seed"], columns="policy", values=["start", "end", "outcome"])
     found = []
     pairs = runs.loc[runs.source != "exact", ["bed", "source"]].drop_duplicates().itertuples(index=False, name=None)

@@ -68,14 +68,14 @@ SWEEP = "verdict_admission"
 FOLDER = Path("experiments/study/verdict/admission")
 STARTS_FILE = FOLDER.parent / "starts.csv"
 GAIN, GAP, ENTROPY = 0.30, 0.15, 0.05
-"""Bounds of a healthy exact control, on means over seeds: the minimum gain in held-out reward, the maximum excess of training
-over held-out reward, and the minimum final entropy in nats per token."""
+"""Bounds of healthy runs without mismatch, on means over seeds: the minimum gain in held-out reward, the maximum excess of
+training over held-out reward, and the minimum final entropy in nats per token."""
 TAIL = 20
 """Number of steps, at the end of a run, over which the final entropy is averaged."""
 
 
 class Regime(NamedTuple):
-    """A regime of the study: a source of mismatch on a bed (a model with its task, learning rate and loss)."""
+    """A regime of the study of the verdict: a source of mismatch on a bed (a model with its task, learning rate and loss)."""
 
     bed: str
     source: str
@@ -99,9 +99,8 @@ class Split(NamedTuple):
 def regimes(admitted: Collection[str] = BEDS) -> Split:
     """Choose EACH admitted beds (models with a task) per source of mismatch: one for calibration, the others held out.
 
-    The regime with the least `Regime.place` is for calibration. A planned bed that was not admitted is replaced by the next
-    admitted one in the order of BEDS, under router noise by the next mixture of experts. A source with fewer beds than EACH is
-    left out.
+    The regime with the least `Regime.place` is for calibration. The next admitted bed in the order of BEDS replaces a planned
+    one that was not admitted; router noise needs a mixture of experts. A source with fewer beds than EACH is left out.
     """
     parts = Split([], [])
     for source, planned in PLANNED.items():

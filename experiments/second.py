@@ -31,7 +31,7 @@ KEYS = ["policy", *ARM, "seed"]
 LATER = {45, 46, 47}
 """Further seeds of the exact control and of the kinds of runs in list 9 of docs/study.md."""
 PERSISTENT = 0.5
-"""Persistence of a mismatch over 20 syncs above which a precision is compared only with noise that stays the same."""
+"""Correlation of the log ratios over 20 weight syncs above which a precision is compared only with noise that stays the same."""
 START = 0.484375
 """Held-out reward, at step 0 of long.csv, of the supervised policy from which all runs in the study's base setting begin."""
 
@@ -114,8 +114,8 @@ def setting(config: dict[str, Any]) -> str:
 def endpoints(sweep: Path) -> pd.DataFrame:
     """Table with a row per finished run and policy: policy, setting of the run, seed, reward, k3, measured, outcome.
 
-    reward: mean of the last three held-out evaluations. k3: nats per token. measured: persistence of the mismatch over 20 syncs.
-    Unfinished runs are left out, even after a collapse.
+    reward: mean of the last three held-out evaluations. k3: nats per token. measured: correlation of the log ratios over 20
+    syncs. Unfinished runs are left out, even after a collapse.
     """
     results = load(sweep)
     finished = results.runs.index[results.runs.state.isin(FINISHED)]

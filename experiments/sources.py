@@ -60,7 +60,7 @@ STARTS_FILE = FOLDER / "starts.csv"
 LATE = 20
 """Number of steps of each of two compared medians of K3: a run's last steps, and the steps after its first EARLY (20)."""
 LENGTH = 64
-"""Response length, in tokens, for which the table gives the sequence ESS."""
+"""Response length, in tokens, for which the column `ess_64` estimates the sequence ESS."""
 
 
 # --- lists ---------------------------------------------------------------------------------------------------------------------
@@ -86,8 +86,8 @@ def seeds() -> list[int]:
 def commands(number: int, chosen: Collection[int], done: Collection[tuple[str, str, int]] = ()) -> list[str]:
     """The shell commands of list `number`, without sources whose runs are all in `done`: (model and task, source, seed).
 
-    1: the exact controls. 2 and 3: the sources on the dense model and on the mixture of experts. Raises UserError on another
-    number.
+    1: the exact controls, without mismatch. 2 and 3: the sources of mismatch on the dense model and on the mixture of experts.
+    Raises UserError on another number.
     """
     if number not in (1, 2, 3):
         raise UserError(f"list {number}: there are lists 1 to 3; docs/sources.md has them")
@@ -148,7 +148,7 @@ def rows(results: Results, known: Mapping[str, tuple[str, str]]) -> pd.DataFrame
 def mapped(runs: pd.DataFrame) -> pd.DataFrame:
     """The table of sources of mismatch, a row per model and source: medians over seeds, and the mean cost for each policy.
 
-    cost: reward that the exact control ends with, less that of the source, as a share of the control's gain.
+    cost: final reward of the exact control (no mismatch), less that under the source, as a share of the control's gain.
     """
     own = runs[runs.policy == "trainer"]
     control = own[own.source == "exact"].groupby("bed")

@@ -40,7 +40,7 @@ ARMS = {
 }
 """Arm (rollout precision and correction) -> its config overrides, in the order of a list of commands."""
 SEEDS = tuple(range(201, 209))
-"""Seeds of the study, one for each list of commands."""
+"""Seeds of the study of real text, one for each list of commands."""
 STEPS, LONG = 40, 150
 """Number of RL steps of a run, and of a run with the last seed."""
 EVALUATIONS, TRAINED = 3, 10

@@ -44,7 +44,7 @@ ARMS = {
     "mask": "sequence_mask",
     "geometric": "geometric_token_mask",
 }
-"""Correction in the study -> its preset. Further runs have no mismatch (control), or the setting that the verdict proposes."""
+"""Correction in the study of the verdict -> its preset. Further runs have no mismatch, or the verdict's proposed setting."""
 POLICIES = {"trainer": "", "sampler": "rollout_"}
 """Policy served after training (trainer's weights or rollout engine's) -> prefix of `reward` in metrics: eval/rollout_reward."""
 EARLY = 20
@@ -276,8 +276,8 @@ def gains(runs: pd.DataFrame) -> pd.Series:
 def regrets(runs: pd.DataFrame, about: pd.DataFrame, policy: str, named: Mapping[str, Rule]) -> pd.DataFrame:
     """Table with a row per regime and rule for choosing a correction: arm (the rule's name), regime, policy, regret, and share.
 
-    regret: reward lost against the regime's best correction. share: regret as share of the control's gain. about: from `seen`.
-    Raises UserError if a run that a rule chooses is missing.
+    A regime is a task with a mismatch. regret: reward lost against the regime's best correction. share: regret as share of the
+    gain of runs without mismatch. about: from `seen`. Raises UserError if a run that a rule chooses is missing.
     """
     gain, rows = gains(runs), []
     for (bed, source), part in runs[(runs.policy == policy) & (runs.source != "exact")].groupby(["bed", "source"]):
@@ -337,9 +337,10 @@ def claims(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def without_a_source(rows: pd.DataFrame) -> pd.DataFrame:
-    """Table with a row per policy and rule for choosing a correction: mean, least and greatest lost share of the control's gain.
+    """Table with a row per policy and rule for choosing a correction: mean, least and greatest share of the gain that it loses.
 
-    mean: over all regimes. least, greatest: extremes of this mean when one source of mismatch is left out.
+    The gain is that of runs without mismatch. mean: over all regimes (tasks with a mismatch). least, greatest: extremes of the
+    mean when one source of mismatch is left out.
     """
     source = rows.regime.str.partition("/")[2]
     others = [rows[source != one].groupby(["policy", "arm"]).share.mean() for one in source.unique()]
@@ -352,9 +353,10 @@ def without_a_source(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def tau(persistence: Mapping[int, float]) -> float:
-    """τ = 1 + 2·Σ_{k=1..20} ρ_k, the factor by which a persistent mismatch outweighs a fresh one of its size.
+    """τ = 1 + 2·Σ_{k=1..20} ρ_k, the factor by which a mismatch that persists outweighs one redrawn at each weight sync.
 
-    persistence: k -> ρ_k, the persistence over k syncs, at 1, 5 and 20. Other ρ_k are interpolated linearly, from ρ_0 = 1 on.
+    persistence: k -> ρ_k, the correlation of the log ratios over k syncs, for k = 1, 5 and 20. Other ρ_k are interpolated
+    linearly, from ρ_0 = 1 on.
     """
     lags = np.array([0, *sorted(persistence)])
     known = np.array([1.0, *(persistence[lag] for lag in sorted(persistence))])
@@ -364,8 +366,8 @@ def tau(persistence: Mapping[int, float]) -> float:
 def costs(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
     """Table with a row per regime (model and mismatch): its cost in reward without correction, and its early signals of harm.
 
-    Columns: regime, cost (lost share of the control's gain), k3, dose = k3·τ with τ from `tau`, other signals of the first EARLY
-    steps, collapsed (share of seeds), and onset (median).
+    Columns: regime, cost (lost share of the gain of runs without mismatch), k3, dose = k3·τ with τ from `tau`, other signals of
+    the first EARLY steps, collapsed (share of seeds), and onset (median).
     """
     gain = gains(runs)
     control = runs[(runs.source == "exact") & (runs.policy == policy)].groupby("bed").end.mean()

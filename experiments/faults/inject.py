@@ -23,7 +23,7 @@ IN_VLLM = ("rollout/engine=vllm", "rollout/precision=bf16", "rollout.engine.kv_c
 
 
 class Key(NamedTuple):
-    """Key of a planned dump. fault: "clean" for none. size: the fault's size; if "clean", number of training step or sample."""
+    """Key of a planned dump. fault: "clean" for none. size: the fault's size; if "clean", the training step or sample number."""
 
     source: str
     fault: str

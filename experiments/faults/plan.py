@@ -66,8 +66,8 @@ REPLANNED = {"swapped": (0.05, 0.1, 0.2), "prefix": (0.05, 0.1, 0.2), "rope": (1
 """Fault -> its sizes in the first plan of the dumps, where they differ from the present ones.
 
 At the middle size of the first plan these faults could not matter, or no test could see them. If log-probabilities of sampler
-and trainer are swapped, n tokens with a K3 of K nats show it by at most √(2·K·n) standard deviations, the limit of the best test
-(Neyman and Pearson). That was 2.6 to 3.5. Older prefixes and the rotary base left a K3 below twice that of faultless FP8."""
+and trainer are swapped, n tokens with a K3 of K nats show it by at most √(2·K·n) standard deviations. That limit of the best
+test (Neyman and Pearson) was 2.6 to 3.5. Older prefixes and the rotary base left a K3 below twice that of faultless FP8."""
 
 
 def middle(sizes: tuple[float, ...]) -> float:
