@@ -147,8 +147,8 @@ def _endpoints() -> pd.DataFrame:
 SEEN = verdict_study.Seen(k3=4.1e-2, persistence=0.30, tokens=13.0, verdict="token")
 """The measurements from which the rules of docs/decision.md choose a correction under FP8, all made before this study.
 
-K3 is the median of FP8 runs in experiments/study/smollm2/sums, tokens about the mean response of the first steps there.
-Persistence is that over 20 syncs at the same learning rate, 1e-5 (RESULTS.md, "SmolLM2"). The verdict is that of
+K3 is the median of FP8 runs in experiments/study/smollm2/sums, tokens about the mean length of a response in the first steps
+there. Persistence is that over 20 syncs at the same learning rate, 1e-5 (RESULTS.md, "SmolLM2"). The verdict is that of
 `faultline replay` on experiments/study/smollm2/local-fp8_channel.parquet."""
 
 
