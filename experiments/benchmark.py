@@ -30,20 +30,24 @@ from harness.run.folder import FINISHED
 from harness.yaml_file import read_yaml
 
 SEEDS = STUDIED[:3]
-"""Training seeds of a benchmark: the first three seeds of the study of the verdict."""
+"""Training seeds of a benchmark: the first three seeds of the study of the verdict (docs/decision.md)."""
 UNCORRECTED = ("correction=none", "diagnostics.changed_weights=false")
-"""Config overrides of the exact control. Some sources switch a diagnostic on, which would name the control another run."""
+"""Config overrides of the exact control, a run without mismatch. The diagnostic that some sources of mismatch turn on is off, so
+that their controls have one config digest."""
 BED = ("seed", "steps", "task", "model", "warmstart", "rollout", "evaluation", "collapse")
-"""Config sections that belong to a regime. An entry that changed one could not be compared with other entries."""
+"""Config sections that a regime (model, task, mismatch) fixes. Benchmark entries that changed one could not be compared."""
 PLAIN = {"loss": "pg", "advantage": "reinforce", "correction": "none"}
-"""Config group -> the option on which an entry's own function or YAML file for that group builds."""
+"""Config group -> the option on which a benchmark entry's own function or YAML file for the group builds."""
 
 Regimes = Mapping[str, Sequence[str]]
-"""Name of a regime -> the config overrides that choose it."""
+"""Name of a regime (model, task and source of mismatch) -> the config overrides that choose it."""
 
 
 class Planned(NamedTuple):
-    """A planned run of a benchmark: one entry, regime and seed. The run's folder is `config.path`."""
+    """A planned run of a benchmark: one entry (such as a correction), regime (model, task and mismatch) and seed.
+
+    The run's folder is `config.path`.
+    """
 
     entry: str
     regime: str
@@ -52,12 +56,12 @@ class Planned(NamedTuple):
 
 
 def of_study(regime: Regime) -> list[str]:
-    """The config overrides that choose a regime of the study of the verdict."""
+    """The config overrides of a regime in docs/decision.md: bed (model, task, learning rate, loss) and source of mismatch."""
     return [f"+regime/bed={regime.bed}", f"+regime/source={regime.source}"]
 
 
 def read_regimes(file: Path) -> dict[str, list[str]]:
-    """Read a set of regimes from YAML: name -> overrides, a string or a list of strings. Raises UserError on other content."""
+    """Read regimes (tasks with a mismatch) from YAML: name -> overrides, a text or a list. Raises UserError on other content."""
     content = read_yaml(file)
     if not isinstance(content, dict) or not content:
         raise UserError(f'{file}: holds no regimes; write NAME: "+regime/bed=dense +regime/source=int8", one a line')
@@ -71,7 +75,7 @@ def read_regimes(file: Path) -> dict[str, list[str]]:
 
 
 def overrides(words: Sequence[str]) -> list[str]:
-    """Turn the words of an entry, such as loss=gspo, into Hydra overrides.
+    """Turn the words of a benchmark entry, such as loss=gspo, into Hydra overrides.
 
     `loss`, `advantage` and `correction` also take `module:function`, or a YAML file with the keys of that group. The function of
     a correction is used as a filter. A word FILE.yaml names a file with keys of the whole config. Raises UserError on a file
@@ -105,9 +109,10 @@ def _from_file(file: Path, group: str) -> list[str]:
 
 
 def plan(entry: str, words: Sequence[str], regimes: Regimes, seeds: Collection[int], *settings: str) -> list[Planned]:
-    """Plan the runs of an entry: each regime with each seed. words: the entry's overrides. settings: overrides of all these runs.
+    """Plan the runs of a benchmark entry, such as a correction: each regime (task with a mismatch) with each seed.
 
-    The entries NONE and CONTROL have no words. Raises UserError if an entry changes a section in BED, and on wrong overrides.
+    words: the entry's overrides, none for the entries NONE and CONTROL. settings: overrides of all runs of the benchmark. Raises
+    UserError if an entry changes a config section in BED, which a regime fixes, and on wrong overrides.
     """
     runs: list[Planned] = []
     own = [*(UNCORRECTED if entry == CONTROL else ()), *overrides(words)]
@@ -123,7 +128,7 @@ def plan(entry: str, words: Sequence[str], regimes: Regimes, seeds: Collection[i
 
 
 def _remove_source(values: dict[str, Any]) -> None:
-    """Set the keys of EXACT in a composed config, in place. Of the engine only the seed of its noise stays, as of the bed."""
+    """Change a composed config into that of the exact control, without mismatch. Of the engine's keys only noise_seed stays."""
     engine = values["rollout"]["engine"]
     values["rollout"]["engine"] = {key: engine[key] for key in engine if key == "noise_seed"}
     for key, neutral in EXACT.items():
@@ -141,7 +146,7 @@ def _check_bed(entry: str, composed: Mapping[str, Any], bed: Mapping[str, Any]) 
 
 
 def in_order(runs: Sequence[Planned]) -> list[Planned]:
-    """Order the runs so that one run per warm start comes first. It makes the warm start, which the other runs then reuse."""
+    """Order the runs so that one run per warm start comes first. That run makes the warm start, and the other runs reuse it."""
     met: dict[str, int] = {}
     places = []
     for run in runs:
@@ -155,8 +160,8 @@ def ended(runs: Sequence[Planned]) -> pd.DataFrame:
     """Table with a row per ended run, in the columns that `analysis.statistics.benchmark` reads, and the run's digest.
 
     trainer, sampler: mean held-out reward of each policy over the last LAST evaluations. start: first reward of the trainer's
-    policy. k3: median of the first 20 steps, in nats per token. persistence: that of the mismatch over 20 syncs, 0 if unmeasured.
-    tokens: mean length of a response.
+    policy. k3: median of the first 20 steps, in nats per token. persistence: correlation of the log ratios over 20 syncs, 0 if
+    unmeasured. tokens: mean length of a response in the first 20 steps.
     """
     columns = ["entry", "regime", "seed", "digest", "outcome", "start", "trainer", "sampler", "k3", "persistence", "tokens"]
     rows = []
@@ -178,5 +183,5 @@ def ended(runs: Sequence[Planned]) -> pd.DataFrame:
 
 
 def references(regimes: Regimes, seeds: Collection[int], *settings: str) -> list[Planned]:
-    """Plan the runs without a correction and those of the exact control. A control that regimes share is planned for each."""
+    """Plan the runs without a correction, and the exact controls (no mismatch), planned for each regime even if shared."""
     return [run for entry in (NONE, CONTROL) for run in plan(entry, (), regimes, seeds, *settings)]

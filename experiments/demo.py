@@ -3,9 +3,10 @@
     python -m experiments.demo 80,81
     python -m experiments.demo 80 steps=40        # with overrides for all runs
 
-An exact control, BF16, FP8 and W4A4 rollouts, and a synthetic error of one size, fresh and fixed, train without correction.
-`faultline replay` then reads the first dump of the runs that end furthest below the control. They train again with the
-settings that the verdict proposes. The last line compares control, harmed runs and corrected runs. Ended runs are not repeated.
+Runs without a correction sample in fp32 (the exact control), BF16, FP8 or W4A4, or with a synthetic error of the weights. The
+error is drawn anew at each sync (fresh) or kept (fixed). `faultline replay` then reads the first dump of the runs that end
+furthest below the control. They train again with the correction that its verdict proposes. The last line compares control,
+harmed runs and corrected runs. Ended runs are not repeated.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ ARMS = {
     "fresh": "synthetic error, fresh",
     "fixed": "synthetic error, fixed",
 }
-"""Kind of run, set up by +experiment=demo/KIND -> its name in the table."""
+"""Kind of run, set up by +experiment=demo/KIND -> its name in the demo's table."""
 EARLY = 20
-"""Number of steps at the start of a run whose median K3 the table shows."""
+"""Number of steps at the start of a run whose median K3 the demo's table shows."""
 
 
 class End(NamedTuple):
-    """Results of equal runs over seeds: median early K3 in nats per token, mean last held-out rewards of trainer and sampler."""
+    """Results of runs that differ only in seed: median early K3 in nats per token, mean last held-out reward of each policy."""
 
     k3: float
     trainer: float

@@ -33,14 +33,14 @@ PLAN = StudyPlan(
     seeds=range(30, 35),
 )
 PREFIX = {"moe_advised": "advised band, ", "moe_noise": "selection noise, ", "moe_dense": "dense, "}
-"""Name of a sweep -> prefix that the names of its kinds of runs get in the table."""
+"""Name of a sweep -> prefix, in the table, of the names of its arms (runs alike but for the seed)."""
 
 
 def rewards(results: Results, trained: int) -> pd.DataFrame:
     """Table with a row per ended run: arm (its config but the seed), seed, outcome, onset, reward, best, training_reward, k3.
 
-    reward: the endpoint, mean of the last LAST held-out evaluations. best: the highest of all. training_reward: mean reward of
-    the last `trained` steps. k3: mismatch in nats per token.
+    onset: step of a collapse. reward: the endpoint, mean of the last LAST held-out evaluations. best: the highest of all.
+    training_reward: mean reward of the last `trained` steps. k3: K3 of the mismatch in nats per token, median over steps.
     """
     ended, steps = results.ended, results.steps.assign(run=results.steps.run.astype(str))
     evaluated = steps[steps["eval/reward"].notna()].groupby("run")["eval/reward"]

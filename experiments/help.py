@@ -16,7 +16,7 @@ from harness.config.describe import ConfigKey, keys
 
 CONF = Path(__file__).parent / "conf"
 COLUMN = 42
-"""Column, in characters, at which the meaning of a key begins."""
+"""Column of the help, in characters, at which the meaning of a config key begins."""
 USAGE = """\
 faultline train [-m] [GROUP=OPTION | KEY=VALUE] ...
 

@@ -2,9 +2,10 @@
 
     python -m experiments.leaderboard quick|record|list|print|rules
 
-quick chooses the quick set of regimes from the records of the study of the verdict. record adds the runs of that study and of the
-sweep `leaderboard` to the records of the package. list prints a command for each row that is not recorded. print writes the table
-and the figure. rules copies the frozen rules of the verdict with their scores into the package.
+quick chooses the regimes (each a model, task and mismatch) of the quick benchmark from the records of the study of the verdict.
+record adds the runs of that study and of the sweep `leaderboard` to the records of the package. list prints a command for each
+row that is not recorded. print writes the table and the figure. rules copies the frozen rules for choosing a correction, with
+their scores, into the package.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ RECORDS = Path("faultline/records")
 FOLDER = Path("experiments/study/leaderboard")
 SWEEP = ("run.sweep=leaderboard", "tracking=disabled")
 CHOOSERS = STUDIED[len(SEEDS) :]
-"""Seeds whose runs choose the quick set. The benchmark is scored on other seeds, SEEDS, so no regime is chosen for its luck."""
+"""Seeds whose runs choose the regimes (tasks with a mismatch) of the quick benchmark. Its scores use other seeds, SEEDS, so that
+the noise that favoured a regime is not in them."""
 MOST, BUDGET = 6, 1200
-"""Maximum number of regimes in the quick set, and its maximum processor time in seconds: ten minutes of two cores."""
+"""Maximum number of regimes (tasks with a mismatch) of the quick benchmark, and its maximum processor time in seconds."""
 COSTS = {"dense": (180, 16), "moe": (165, 20), "long20": (690, 22), "long32": (360, 26)}
 """Kind of warm start -> processor time in seconds of making it, and of a run of 200 steps that begins from it."""
 KINDS = {"dense_half": "dense", "ppo": "dense", "moe_half": "moe", "moe_ppo": "moe"}
@@ -55,7 +57,7 @@ RECOMMENDED = {name: [f"loss={name}"] for name in LOSSES.names()} | {
 
 
 class Row(NamedTuple):
-    """A row of the leaderboard: a loss's or correction's name, its overrides `words`, and `others`, further names for these."""
+    """A row of the leaderboard: name of a loss or correction, its overrides `words`, and other presets with equal settings."""
 
     name: str
     words: list[str]
@@ -72,7 +74,7 @@ def rows() -> list[Row]:
 
 
 def presets_alike() -> list[list[str]]:
-    """Groups of presets with equal correction, `proximal`, loss and options. Faultline's own precede those of frameworks."""
+    """Groups of correction presets with equal correction, `proximal`, loss and options. Faultline's own precede frameworks'."""
     folder = CONF / "correction"
     names = [path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")]
     alike: dict[str, list[str]] = {}
@@ -85,7 +87,7 @@ def presets_alike() -> list[list[str]]:
 
 
 def missing(known: pd.DataFrame, quick: Regimes) -> list[Row]:
-    """The leaderboard's rows of which the records `known` lack a run with one of the mismatches of the quick set."""
+    """The leaderboard's rows for which the recorded runs `known` lack one of SEEDS under a mismatch of the quick benchmark."""
     needed = {(regime, seed) for regime in quick for seed in SEEDS}
     there = {entry: set(zip(part.regime, part.seed, strict=True)) for entry, part in known.groupby("entry")}
     return [row for row in rows() if not needed <= there.get(row.name, set())]
@@ -102,8 +104,8 @@ def row_command(row: Row) -> str:
 def separation(ends: pd.DataFrame) -> float:
     """Variance of the final reward between corrections under one mismatch, beyond the noise of seeds. ends [seeds, corrections].
 
-    The rewards are shares of the control's gain. MS_arms and MS_rest are the mean squares of a two-way layout of S seeds and A
-    corrections (arms). The variance component of the arms is
+    The rewards are shares of the gain of runs without mismatch. MS_arms and MS_rest are the mean squares of a two-way layout of
+    S seeds and A corrections (arms). The variance component of the arms is
         separation = max(0, (MS_arms − MS_rest)/S)
     """
     x = ends.to_numpy()
@@ -115,7 +117,7 @@ def separation(ends: pd.DataFrame) -> float:
 
 
 def separations(runs: pd.DataFrame) -> pd.Series:
-    """Regime -> variance of reward between corrections on seeds CHOOSERS, summed over trainer's and sampler's policy."""
+    """Regime, as MODEL-AND-TASK/MISMATCH -> variance of reward between corrections on seeds CHOOSERS, sum over both policies."""
     gain = gains(runs)
     mine = runs[(runs.source != "exact") & runs.seed.isin(CHOOSERS) & runs.arm.isin(ARMS)]
     found: dict[str, float] = {}
@@ -126,20 +128,26 @@ def separations(runs: pd.DataFrame) -> pd.Series:
 
 
 def cost(names: tuple[str, ...]) -> float:
-    """Processor time, in seconds, of benchmarking one correction in the regimes `names` with SEEDS, warm starts included."""
+    """Processor seconds of one correction's runs with SEEDS, warm starts included. names: regimes as MODEL-AND-TASK/MISMATCH."""
     kinds = [KINDS.get(bed, bed) for bed in (name.partition("/")[0] for name in names)]
     return len(SEEDS) * (sum(COSTS[kind][0] for kind in set(kinds)) + sum(COSTS[kind][1] for kind in kinds))
 
 
 def best_set(found: pd.Series) -> list[str]:
-    """The set of at most MOST regimes within BUDGET that separates corrections most. found: regime -> separation."""
+    """The regimes (tasks with a mismatch), at most MOST and within BUDGET seconds, with the largest sum of `found`.
+
+    found: regime -> variance of reward between corrections.
+    """
     sets = chain.from_iterable(combinations(found.index, size) for size in range(1, MOST + 1))
     best = max((names for names in sets if cost(names) <= BUDGET), key=lambda names: found[list(names)].sum())
     return sorted((name for name in best if found[name] > 0), key=lambda name: -found[name])
 
 
 def choose(runs: pd.DataFrame) -> None:
-    """Choose the regimes of the quick benchmark, and write them with the table of separations. runs: the study's endpoints."""
+    """Choose and write the regimes (tasks with a mismatch) of the quick benchmark, and write the table of `separations`.
+
+    runs: endpoints of the study of the verdict.
+    """
     names = [str(regime) for regime in regimes(admitted()).calibration]
     found = separations(runs).reindex(names)
     if found.isna().any():
@@ -159,7 +167,7 @@ def choose(runs: pd.DataFrame) -> None:
 
 
 def of_the_study(runs: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the benchmark from `runs`, endpoints of the study of the verdict: its corrections and controls with SEEDS."""
+    """Rows of the benchmark from `runs`, endpoints of the study of the verdict: its corrections, and no mismatch, with SEEDS."""
     wide = runs.pivot(index=["bed", "source", "arm", "seed"], columns="policy", values=["start", "end", "outcome"])
     found = []
     pairs = runs.loc[runs.source != "exact", ["bed", "source"]].drop_duplicates().itertuples(index=False, name=None)
@@ -178,7 +186,7 @@ def of_the_study(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _record(runs: pd.DataFrame, quick: Regimes) -> None:
-    """Add the runs of the study and of the sweep to the recorded rows. Held-out regimes wait until the study has scored them."""
+    """Record runs of the study of the verdict and of the sweep, held-out mismatches only once that study has scored them."""
     parts = regimes(admitted())
     allowed = {str(regime) for regime in parts.calibration}
     if (STUDY / "regrets.csv").is_file():
@@ -201,7 +209,7 @@ def _known() -> pd.DataFrame:
 
 
 def never_learned(known: pd.DataFrame) -> list[str]:
-    """Losses and corrections without a run that learned: every outcome is "never learned", in all regimes and with all seeds."""
+    """Losses and corrections without a run that learned: every outcome is "never learned", under all mismatches."""
     return sorted(entry for entry, part in known.groupby("entry") if (part.outcome == "never learned").all())
 
 
@@ -218,10 +226,11 @@ def _print(known: pd.DataFrame, quick: Regimes) -> None:
 
 
 def scored(frozen: dict[str, Any], regret: pd.DataFrame | None) -> dict[str, Any]:
-    """The frozen rules of the verdict with the scores that the study measured, as `faultline.records.verdict` returns them.
+    """The frozen rules for choosing a correction, with their scores, as `faultline.records.verdict` returns them.
 
-    frozen: rules.json of the study. regret: its regrets.csv; None before the held-out regimes are scored. The chosen rule is the
-    tuned one (v2) if it loses significantly less reward than the best fixed correction, else that correction.
+    frozen: rules.json of the study of the verdict. regret: its regrets.csv; None before the held-out regimes (tasks with a
+    mismatch) are scored. The chosen rule is the tuned one (v2) if it loses significantly less reward than the best fixed
+    correction, else that correction.
     """
     found: dict[str, Any] = {}
     for policy, rules in frozen.items():

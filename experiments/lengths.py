@@ -54,7 +54,7 @@ def by_length(folder: Path) -> pd.DataFrame:
 
 
 def _spread(row: dict[str, Any], name: str, form: str) -> str:
-    """The ratio in column `name` of a table row, with its 95 % interval, as text; empty if undefined."""
+    """The value in column `name` of a table row with its 95 % interval, formatted by `form`; empty if undefined."""
     if pd.isna(row[name]):
         return ""
     return f"{row[name]:{form}} ({row[f'{name} low']:{form}} to {row[f'{name} high']:{form}})"

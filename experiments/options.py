@@ -57,7 +57,7 @@ PLANNED = {
         "rollout.engine.*", "tracking.*", "tracking=*",
     ],
 }  # fmt: skip
-"""Planned study or use, as the page names it -> patterns of the config keys and options (group=name) that it needs."""
+"""Planned study or use, as docs/options.md names it -> patterns of the config keys and options (group=name) that it needs."""
 IMPORTED = ("actor.schedule.*", "advantage.*", "kl.name", "kl.coef", "kl.place", "kl.target", "kl.horizon")
 """Patterns of keys that `faultline import-config` sets without naming them as dotted keys."""
 PLUGINS = {
@@ -78,7 +78,7 @@ NONE = "**nothing yet**"
 WHOLE = ("actor.precision", "evaluation.probe")
 """Config sections that have a single row in docs/options.md, because an option chooses them as a whole."""
 BY_OPTION = ("task.", "model.", "loss.", "advantage.", "rollout.engine.", "rollout.precision.", "collapse.detectors.")
-"""Prefixes of the keys whose values differ from option to option of their group."""
+"""Prefixes of the config keys whose values differ from option to option of their group."""
 LISTED = (
     "loss", "correction", "advantage", "reduce", "kl", "rollout/precision", "rollout/engine", "task", "model", "collapse",
     "tracking",
@@ -126,7 +126,7 @@ def defaults() -> dict[str, Any]:
 
 
 def _named(key: str) -> str:
-    """Name of the page's row for a key: NAME stands for names that users choose, and a section chosen as a whole has one row."""
+    """Name of a key's row in docs/options.md: NAME stands for names that users choose, and a section in WHOLE has one row."""
     key = re.sub(r"^(correction\.reject)\.\w+", r"\1.NAME", key)
     return next((whole for whole in WHOLE if key.startswith(f"{whole}.")), key)
 
@@ -284,7 +284,7 @@ def _imported(name: str) -> bool:
 
 
 class Row(NamedTuple):
-    """A row of the page: a key, its displayed default, and the first sentence of its meaning."""
+    """A row of docs/options.md: a key, its displayed default, and the first sentence of its meaning."""
 
     key: str
     default: str
@@ -293,7 +293,7 @@ class Row(NamedTuple):
 
 @cache
 def rows() -> dict[str, Row]:
-    """Key -> its row of the page, in the order of the config classes. A plug-in's parameters are in the plug-in's section."""
+    """Key -> its row of docs/options.md, in the order of the config classes. A plug-in's parameters are in its own section."""
     comments = {_named(key): text for option in options() for key, text in comments_of(*option.split("="))}
     given = (*known(), *defaults(), *(key for values in options().values() for key in values))
     every = list(dict.fromkeys(map(_named, given)))

@@ -21,7 +21,7 @@ from analysis.statistics.tests import difference_p, holm_of_planned
 from harness.errors import UserError
 
 Test = Callable[..., float]
-"""A statistical test: (values of an arm [n], of its reference [m], paired=whether values of one index form a pair) -> p."""
+"""A statistical test: (values of some runs [n], of the reference [m], paired=whether values of one index form a pair) -> p."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ def extremes(x: np.ndarray, y: np.ndarray, paired: bool) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """The comparisons of a study, and the runs that they need.
+    """The comparisons of a study's arms (sets of runs alike but for the seed), and the runs that they need.
 
     endpoint: column with the compared number of a run.
-    paired: column whose values pair the runs of two arms, such as seed or regime. Runs of an arm with one value are averaged.
+    paired: column whose values pair the runs of two arms, such as seed or regime. Runs of an arm with equal values are averaged.
     None if runs are not paired.
     limits: function of (x, y, paired), such as `interval`, that returns the limits shown beside a difference.
     seeds: seeds that every arm needs; if empty, all runs count.
@@ -74,7 +74,10 @@ class StudyPlan:
     together: Sequence[tuple[Collection[str], Collection[int]]] = ()
 
     def complete(self, runs: pd.DataFrame) -> pd.DataFrame:
-        """The rows of `runs` whose arm has all its planned seeds, on these seeds; all rows if the plan names no seeds."""
+        """The rows of `runs` whose arm (runs alike but for the seed) has all its planned seeds, on these seeds.
+
+        Returns all rows if the plan names no seeds.
+        """
         if not (self.seeds or self.more or self.together):
             return runs
         present = {arm: set(part.seed) for arm, part in runs.groupby("arm")}
@@ -86,7 +89,7 @@ class StudyPlan:
         return runs[np.array([seed in kept.get(arm, ()) for arm, seed in zip(runs.arm, runs.seed, strict=True)], dtype=bool)]
 
     def compared(self, runs: pd.DataFrame) -> pd.DataFrame:
-        """Table with a row per comparison of two arms that have all their seeds.
+        """Table with a row per comparison of two arms (sets of runs alike but for the seed) that have all their seeds.
 
         Columns: family, its `where` columns, arm, reference, mean (of the arm), of reference (its mean), difference, low, high,
         p, holm_p, holds, pairs. low, high: limits of the difference. holds: number of pairs in which the hypothesis holds. pairs:

@@ -2,9 +2,9 @@
 
 A regime is a bed (a model with its task, learning rate and loss) and a source of mismatch. Both are options:
 `+regime/bed=dense +regime/source=int8`. A seed counts only if RL can begin from its warm starts: `starts` makes them and adds
-their solve rates to experiments/study/verdict/starts.csv. A bed counts only if its exact control is healthy, which `admit`
-decides before any other run: it trains the controls, and writes controls.csv, table.csv and table.md in the folder `admission`
-beside it.
+their solve rates to experiments/study/verdict/starts.csv. A bed counts only if its exact control, which has no mismatch, learns
+well enough. `admit` checks it before any other run: it trains the controls, and writes controls.csv, table.csv and table.md in
+experiments/study/verdict/admission.
 """
 
 from __future__ import annotations
@@ -50,30 +50,32 @@ PLANNED = {
     "stale_2": ("dense_half", "ppo", "long32"),
     "partial": ("ppo", "moe", "long20"),
 }
-"""Source of mismatch -> the beds on which it is planned to run, equally many for each source."""
+"""Source of mismatch -> the beds (models with task, learning rate and loss) on which it is planned to run, EACH per source."""
 EACH = 3
-"""Number of regimes per source of mismatch: on one the rules are tuned, on the others they are scored."""
+"""Number of beds (models with a task) per source of mismatch: on one, rules for choosing a correction are tuned, on the
+others they are scored."""
 
 STUDIED = (71, 72, 73, 75, 77)
-"""Seeds of the runs of the study of the verdict: the first five from 70 on whose warm starts are fit, by STARTS_FILE."""
+"""Seeds of the runs of the study of the verdict: the lowest five above 69 with warm starts fit for RL, by STARTS_FILE."""
 SEEDS = (100, 101, 102)
-"""Seeds of the controls by which beds are admitted. No other run of the study has them."""
+"""Seeds of the exact controls that decide which beds (models with a task) the study of the verdict admits. No other run has
+them."""
 STARTS = ("dense", "moe", "long20", "long32")
 """One bed (model, task, learning rate and loss) for each kind of warm start. Several beds may share a warm start."""
 SOLVED, KEPT = 0.2, 400
-"""Bounds of a warm start from which RL can begin: the minimum solve rate, and the minimum number of kept prompts."""
+"""Bounds of a warm start from which RL can begin: the minimum solve rate, and the minimum number of prompts that it keeps."""
 SWEEP = "verdict_admission"
 FOLDER = Path("experiments/study/verdict/admission")
 STARTS_FILE = FOLDER.parent / "starts.csv"
 GAIN, GAP, ENTROPY = 0.30, 0.15, 0.05
-"""Bounds of a healthy exact control, on means over seeds: the minimum gain in held-out reward, the maximum excess of training
-over held-out reward, and the minimum final entropy in nats per token."""
+"""Bounds of healthy runs without mismatch, on means over seeds: the minimum gain in held-out reward, the maximum excess of
+training over held-out reward, and the minimum final entropy in nats per token."""
 TAIL = 20
 """Number of steps, at the end of a run, over which the final entropy is averaged."""
 
 
 class Regime(NamedTuple):
-    """A regime of the study: a source of mismatch on a bed (a model with its task, learning rate and loss)."""
+    """A regime of the study of the verdict: a source of mismatch on a bed (a model with its task, learning rate and loss)."""
 
     bed: str
     source: str
@@ -88,17 +90,17 @@ class Regime(NamedTuple):
 
 
 class Split(NamedTuple):
-    """The regimes on which rules of the verdict are tuned (calibration), and held-out regimes on which they are scored once."""
+    """Regimes (tasks with a mismatch) on which rules for choosing a correction are tuned (calibration) or scored (held_out)."""
 
     calibration: list[Regime]
     held_out: list[Regime]
 
 
 def regimes(admitted: Collection[str] = BEDS) -> Split:
-    """Choose EACH regimes per source on admitted beds. The first by `Regime.place` calibrates, the others are held out.
+    """Choose EACH admitted beds (models with a task) per source of mismatch: one for calibration, the others held out.
 
-    A planned bed that was not admitted is replaced by the next admitted one in the order of BEDS. A source with fewer beds than
-    EACH is left out.
+    The regime with the least `Regime.place` is for calibration. The next admitted bed in the order of BEDS replaces a planned
+    one that was not admitted; router noise needs a mixture of experts. A source with fewer beds than EACH is left out.
     """
     parts = Split([], [])
     for source, planned in PLANNED.items():
@@ -118,7 +120,7 @@ def train_command(*overrides: str) -> str:
 
 
 def admission_command() -> str:
-    """The shell command that trains the exact controls of all beds."""
+    """The shell command that trains the exact control, without mismatch, of every bed (model, task, learning rate, loss)."""
     beds, seeds = ",".join(BEDS), ",".join(map(str, SEEDS))
     return train_command(f"+regime/bed={beds}", "+regime/source=exact", f"seed={seeds}", f"run.sweep={SWEEP}")
 
@@ -129,7 +131,7 @@ def bed_of(config: Mapping[str, Any]) -> str:
 
 
 def source_of(config: Mapping[str, Any]) -> str:
-    """The source of mismatch of a recorded run, `exact` for a control. Raises UserError if it is no source of the study."""
+    """The source of mismatch of a recorded run, `exact` for none. Raises UserError if it is no source of the study."""
     return _named(deviations(config), _sources(), "source")
 
 
@@ -158,7 +160,7 @@ def _sources() -> dict[str, dict[str, Any]]:
 
 
 def starts(seeds: Collection[int], beds: Collection[str] = STARTS, file: Path | None = None) -> pd.DataFrame:
-    """Make the warm starts of these seeds, and record each in `file` as it ends. Returns the whole table of `file`.
+    """Make the warm starts of `seeds`, each seed's up to the first unfit one, and record each in `file`. Returns its table.
 
     A row per seed and bed: seed, bed, rate (share of solved prompts), kept (number of prompts), fit (rate ≥ SOLVED, kept ≥ KEPT).
     file: None for STARTS_FILE, the record of the study of the verdict.
@@ -181,10 +183,10 @@ def starts(seeds: Collection[int], beds: Collection[str] = STARTS, file: Path | 
 
 
 def controls(results: Results) -> pd.DataFrame:
-    """Table with a row per finished exact control: bed, seed, start, end, train, entropy.
+    """Table with a row per finished exact control (run without mismatch): bed, seed, start, end, train, entropy.
 
-    start: first held-out reward. end: mean of the last LAST held-out evaluations. train: mean of as many evaluations on training
-    prompts. entropy: mean over the last TAIL steps, in nats per token.
+    bed: model with task, learning rate and loss. start: first held-out reward. end: mean of the last LAST held-out evaluations.
+    train: mean of as many evaluations on training prompts. entropy: mean over the last TAIL steps, in nats per token.
     """
     rows = []
     for run, about in results.runs[results.runs.state.isin(FINISHED)].iterrows():
@@ -204,7 +206,11 @@ def controls(results: Results) -> pd.DataFrame:
 
 
 def admission(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per bed that has all SEEDS: mean start, end, gain, gap and entropy, least gain of a seed, and whether admitted."""
+    """A row per bed (model with a task) with all SEEDS: means of start, end, gain, gap and entropy, least gain, and admitted.
+
+    gain: rise of held-out reward. gap: reward on training prompts less that on held-out ones. admitted: whether the means are
+    within the bounds GAIN, GAP and ENTROPY.
+    """
     rows = []
     for bed, part in runs.groupby("bed", sort=False):
         if set(part.seed) >= set(SEEDS):
@@ -216,7 +222,7 @@ def admission(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def admitted(folder: Path = FOLDER) -> list[str]:
-    """The beds that `admit` found healthy, in the order of BEDS. Raises UserError if `admit` has not been run."""
+    """The beds (models with a task) that `admit` found healthy, ordered as BEDS. Raises UserError if `admit` has not run."""
     file = folder / "table.csv"
     if not file.is_file():
         raise UserError(f"{file}: not there; python -m experiments.regimes admit")
@@ -225,7 +231,7 @@ def admitted(folder: Path = FOLDER) -> list[str]:
 
 
 def admit(root: Path = Path("runs")) -> None:
-    """Train the exact control of every bed, and record which beds are admitted. root: folder of the runs."""
+    """Train a run without mismatch on every bed (model with a task), and record the admitted beds. root: folder of the runs."""
     words = admission_command().split()
     subprocess.run([sys.executable, *words[1:], f"run.root={root}"], check=True, env=os.environ)
     runs = controls(load(root / SWEEP, SEEDS))

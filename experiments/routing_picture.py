@@ -1,4 +1,4 @@
-"""The picture of docs/moe.md, measured: one flipped token, flips by layer, and the share of the mismatch due to routing.
+"""The picture of docs/moe.md: flips (tokens to which engine and trainer give other experts), and the mismatch due to routing.
 
     python -m experiments.routing_picture docs/moe.png [key=value ...]
 
@@ -122,7 +122,10 @@ def recorded(engine: LocalEngine, prompts: Tensor, tokens: Tensor) -> tuple[tupl
 
 
 def example(result: Measured) -> tuple[Tensor, Tensor]:
-    """Return the last router's probabilities [experts], in trainer and engine, at the flipped token with the median change."""
+    """Return the last router's probabilities [experts] in trainer and engine at one token for which they pick other experts.
+
+    Of all tokens with other experts it is the one with the median change of a probability.
+    """
     ours, theirs = result.probabilities[-1]
     sets = [p.topk(2, dim=-1).indices.sort(-1).values for p in (ours, theirs)]
     places = (sets[0] != sets[1]).any(-1).nonzero()[:, 0]

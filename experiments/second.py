@@ -29,11 +29,11 @@ OWN, SAMPLING = DEPLOYED["trainer"], DEPLOYED["rollout"]
 ARM = ["precision", "noise", "persistence", "correction", "setting"]
 KEYS = ["policy", *ARM, "seed"]
 LATER = {45, 46, 47}
-"""Further seeds, with which the control and the corrections in list 9 of docs/study.md ran."""
+"""Further seeds of the exact control and of the kinds of runs in list 9 of docs/study.md."""
 PERSISTENT = 0.5
-"""Persistence of a mismatch over 20 syncs above which a precision is compared with fixed noise only."""
+"""Correlation of the log ratios over 20 weight syncs above which a precision is compared only with noise that stays the same."""
 START = 0.484375
-"""Held-out reward, at step 0 of long.csv, of the supervised policy from which all runs of the second study's base begin."""
+"""Held-out reward, at step 0 of long.csv, of the supervised policy from which all runs in the study's base setting begin."""
 
 
 def arm(
@@ -114,8 +114,8 @@ def setting(config: dict[str, Any]) -> str:
 def endpoints(sweep: Path) -> pd.DataFrame:
     """Table with a row per finished run and policy: policy, setting of the run, seed, reward, k3, measured, outcome.
 
-    reward: mean of the last three held-out evaluations. k3: nats per token. measured: persistence of the mismatch over 20 syncs.
-    Unfinished runs are left out, even after a collapse.
+    reward: mean of the last three held-out evaluations. k3: nats per token. measured: correlation of the log ratios over 20
+    syncs. Unfinished runs are left out, even after a collapse.
     """
     results = load(sweep)
     finished = results.runs.index[results.runs.state.isin(FINISHED)]
@@ -166,11 +166,11 @@ def points(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def placed(runs: pd.DataFrame) -> pd.DataFrame:
-    """The test of hypothesis H3, that real precisions lie on the curves of synthetic noise: a row per policy and precision.
+    """The test of hypothesis H3 (real precisions lie on synthetic noise's curves of reward over K3), by policy and precision.
 
-    A row has the precision's mean reward with the 95 % interval (Student's t). Beside it are the curves of fresh and of fixed
-    noise at its K3, with their bands. The last column says whether the interval overlaps the span of the bands. A precision whose
-    mismatch persists is compared with fixed noise only.
+    A row has the precision's mean reward with the 95 % interval (Student's t). Beside it are the curves of fresh noise (redrawn
+    at each sync) and of fixed noise at its K3, with their bands. The last column says whether the interval overlaps the span of
+    the bands. A precision whose mismatch persists is compared with fixed noise only.
     """
     table = points(runs)
     curves = {(curve.policy, curve.persistence): curve for curve in dose.curves(table) if curve.correction == "none"}
@@ -194,9 +194,10 @@ def placed(runs: pd.DataFrame) -> pd.DataFrame:
 def shares(runs: pd.DataFrame) -> pd.DataFrame:
     """The cost of each mismatch without correction as a share of the control's gain: a row per mismatch with every seed.
 
-    cost = (control − arm)/(control − START), where control and arm are means of the endpoint. Its interval is Welch's 95 %
-    interval of the difference over that gain, without the gain's own error. K3·τ, in nats, has τ = 1 + 2·Σ ρᵏ over k = 1 to 20
-    syncs, with ρ the persistence of the noise; for real precisions it is not recorded.
+    cost = (control − arm)/(control − START), with the mean final held-out rewards of the exact control (no mismatch) and of the
+    runs with the mismatch (arm). Its interval is Welch's 95 % interval of the difference over that gain, without the gain's own
+    error. K3·τ, in nats, has τ = 1 + 2·Σ ρᵏ over k = 1 to 20 syncs, with ρ the persistence of the noise; for real precisions it
+    is not recorded.
     """
     table = points(runs)
     table = table[table.correction == "none"]
@@ -216,7 +217,7 @@ def shares(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def unchanged(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per correction that ran on the exact control: number of runs, and largest difference from the uncorrected reward."""
+    """A row per correction that ran without mismatch: number of runs, and largest difference from the uncorrected reward."""
     exact = runs[(runs.precision == "fp32") & (runs.noise == 0) & (runs.setting == "base")]
     control = exact[exact.correction == "none"].set_index(["policy", "seed"]).reward
     rows = []
@@ -227,7 +228,7 @@ def unchanged(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def compared(runs: pd.DataFrame) -> pd.DataFrame:
-    """The table for display, a row per planned comparison whose runs all have their seeds: difference, interval and p."""
+    """The table for display, a row per planned comparison whose runs have all planned seeds: difference, interval and p."""
     table = PLAN.compared(named(runs))
     ends = ["difference", "low", "high"]
     difference = [f"{d:+.3f} ({low:+.3f} to {high:+.3f})" for d, low, high in zip(*(table[name] for name in ends), strict=True)]

@@ -1,8 +1,8 @@
 """The map of sources of mismatch (docs/sources.md): `python -m experiments.sources starts SEED... | list N | record | print`.
 
-starts makes the warm starts of these seeds, and records them in starts.csv, which decides which seeds count. list N prints the
-commands of list N that have no records yet. record adds the ended runs to endpoints.csv. print writes the table of sources, the
-comparisons and the answers to table.md. All files are below experiments/study/sources.
+starts makes the warm starts of the given seeds, and records them in starts.csv, which decides which seeds count. list N prints
+the commands of list N that have no records yet. record adds the ended runs to endpoints.csv. print writes the table of sources,
+the comparisons and the answers to table.md. All files are below experiments/study/sources.
 """
 
 from __future__ import annotations
@@ -46,28 +46,31 @@ SOURCES = (
     "unified_w4a4",
     "wrong_draft",
 )
-"""Sources of mismatch that this map adds, as options +regime/source=NAME."""
+"""Sources of mismatch that docs/sources.md adds to those of the study of the verdict, as options +regime/source=NAME."""
 ANCHORS = ("partial", "stale_2", "fp8_cache", "fp8_tensor", "nvfp4", "w4a4", "fixed_0.2", "fresh_0.2")
-"""Sources of the study of the verdict that the map shows beside the added ones."""
+"""Sources of mismatch in the study of the verdict (docs/decision.md) that docs/sources.md compares with its own."""
 MAPPED = (*ANCHORS, *SOURCES)
 BEDS = ("dense", "moe")
 FIRST_SEED, SEEDS = 110, 5
-"""The map has the first SEEDS seeds from FIRST_SEED on with warm starts fit for RL on each model and task."""
+"""Runs have the lowest SEEDS seeds, from FIRST_SEED on, whose warm starts are fit for RL on each model and task."""
 CHANGED = "diagnostics.changed_weights=true"
 ROOT, SWEEP = Path("runs"), "sources"
 FOLDER = Path("experiments/study/sources")
 STARTS_FILE = FOLDER / "starts.csv"
 LATE = 20
-"""Number of steps at the end of a run whose median K3 is compared with that of the steps from EARLY to EARLY + LATE."""
+"""Number of steps of each of two compared medians of K3: a run's last steps, and the steps after its first EARLY (20)."""
 LENGTH = 64
-"""Response length, in tokens, for which the table gives the sequence ESS."""
+"""Response length, in tokens, for which the column `ess_64` estimates the sequence ESS."""
 
 
 # --- lists ---------------------------------------------------------------------------------------------------------------------
 
 
 def seeds() -> list[int]:
-    """The seeds of the map. Raises UserError while fewer than SEEDS seeds are known to have warm starts fit for RL."""
+    """The lowest SEEDS seeds whose recorded warm starts are all fit for RL.
+
+    Raises UserError if STARTS_FILE has fewer such seeds, or has no record of a lower seed from FIRST_SEED on.
+    """
     table = pd.read_csv(STARTS_FILE) if STARTS_FILE.is_file() else pd.DataFrame(columns=["seed", "bed", "fit"])
     fit = [int(seed) for seed, part in table.groupby("seed") if len(part) == len(BEDS) and part.fit.all()]
     tried = set(table.seed)
@@ -83,8 +86,8 @@ def seeds() -> list[int]:
 def commands(number: int, chosen: Collection[int], done: Collection[tuple[str, str, int]] = ()) -> list[str]:
     """The shell commands of list `number`, without sources whose runs are all in `done`: (model and task, source, seed).
 
-    1: the exact controls. 2 and 3: the sources on the dense model and on the mixture of experts. Raises UserError on another
-    number.
+    1: the exact controls, without mismatch. 2 and 3: the sources of mismatch on the dense model and on the mixture of experts.
+    Raises UserError on another number.
     """
     if number not in (1, 2, 3):
         raise UserError(f"list {number}: there are lists 1 to 3; docs/sources.md has them")
@@ -111,9 +114,9 @@ def names(chosen: Collection[int]) -> dict[str, tuple[str, str]]:
 
 
 def rows(results: Results, known: Mapping[str, tuple[str, str]]) -> pd.DataFrame:
-    """Table with a row per finished run and policy: the endpoints of the study of the verdict, and columns of this map.
+    """Table with a row per finished run and policy: the columns of `verdict_study.endpoints`, and further ones.
 
-    ess_64: the sequence ESS at LENGTH tokens, ess^(LENGTH/tokens), as for independent tokens of one size. ratio, ratio_error:
+    ess_64: the sequence ESS at LENGTH tokens, ess^(LENGTH/tokens), as for independent, equal tokens. ratio, ratio_error:
     mean of mismatch/ratio_mean over the first EARLY steps, and its standard error over these steps. growth: log of a quotient,
     the median K3 of the last LATE steps over that of the LATE steps after the first EARLY. changed: mean of actor/changed_bf16.
     """
@@ -143,9 +146,9 @@ def rows(results: Results, known: Mapping[str, tuple[str, str]]) -> pd.DataFrame
 
 
 def mapped(runs: pd.DataFrame) -> pd.DataFrame:
-    """The table of sources of mismatch: a row per model and source: medians over seeds, and the mean cost for each policy.
+    """The table of sources of mismatch, a row per model and source: medians over seeds, and the mean cost for each policy.
 
-    cost: reward that the exact control ends with, less that of the source, as a share of the control's gain.
+    cost: final reward of the exact control (no mismatch), less that under the source, as a share of the control's gain.
     """
     own = runs[runs.policy == "trainer"]
     control = own[own.source == "exact"].groupby("bed")
@@ -164,12 +167,12 @@ COSTS = StudyPlan(
     "end",
     paired="pair",
 )
-"""Comparisons of each source's final reward with the exact control's, in ten pairs of bed and seed. Holm's adjustment covers the
-comparisons of a policy."""
+"""Comparisons of the final reward under each source of mismatch with the exact control's, in ten pairs of runs with equal model,
+task and seed. Holm's adjustment covers the comparisons of a policy."""
 
 
 class Question(NamedTuple):
-    """A question, answered yes if the endpoint is higher for `source` than for `reference`, or lower if `above` is false."""
+    """A question, answered yes if `endpoint` is higher under `source` of mismatch than `reference`, or lower if not `above`."""
 
     words: str
     endpoint: str
@@ -184,7 +187,7 @@ QUESTIONS = (
     Question("Does training without masters cost reward?", "end", "no_masters", "bf16_masters", above=False),
     Question("Does unified W4A4 end with more reward than its rollouts alone?", "end", "unified_w4a4", "w4a4_bf16"),
 )
-"""The questions of the map, on the trainer's policy. Holm's adjustment covers all of them."""
+"""Planned questions on sources of mismatch, answered for the trainer's policy. Holm's adjustment covers all of them."""
 
 
 def answers(runs: pd.DataFrame) -> pd.DataFrame:

@@ -19,9 +19,9 @@ from harness.boundary import command
 from harness.errors import UserError
 
 TRAINED = 10
-"""Number of last RL steps whose mean training reward is shown, and of first and of last steps whose medians are shown."""
+"""Number of RL steps, at a run's end, of the mean training reward, and at both ends, of the median ESS and response length."""
 WITHIN = 0.1
-"""Maximum difference of held-out reward, in either direction, with which the hypotheses H11 and H12 hold."""
+"""Maximum difference of held-out reward, in either direction, with which hypotheses H11 and H12 of docs/study.md hold."""
 BF16, FP8 = "bf16 ppo", "fp8_channel ppo"
 ARMS = [arm + correction for arm in (BF16, FP8) for correction in ("", " token-truncate")]
 START = ", at its start"
@@ -45,11 +45,12 @@ PLAN = StudyPlan(
 
 
 def endpoints(sweep: Path) -> pd.DataFrame:
-    """Table with a row per ended run: arm (config without the seed), seed, start, reward, best, training_reward, k3 and more.
+    """Table with a row per ended run. Columns: arm (config without the seed), seed, and measurements of the run.
 
-    start: the evaluation before the first step. reward: mean of the last three held-out evaluations. k3: nats per token, the
-    median over steps. step_seconds, generate_seconds, train_seconds: medians over steps. ess_*, tokens_*: sequence ESS and mean
-    length of a response, medians over the first and the last TRAINED steps.
+    start: held-out reward before the first step. reward, best: mean of the last three held-out rewards, and the highest of all.
+    training_reward: mean reward of the last TRAINED steps. k3: in nats per token, median over steps. step_seconds,
+    generate_seconds, train_seconds: durations, medians over steps. ess_first, ess_last, tokens_first, tokens_last: sequence ESS
+    and mean length of a response, medians over the first and the last TRAINED steps.
     """
     results = load(sweep)
     steps = results.steps.assign(run=results.steps.run.astype(str)).groupby("run")
@@ -86,8 +87,8 @@ def by_arm(runs: pd.DataFrame) -> pd.DataFrame:
 def compared(runs: pd.DataFrame) -> pd.DataFrame:
     """The planned comparisons of two kinds of runs, by hypothesis, for display. Raises UserError if a kind has no run.
 
-    Columns: hypothesis, arm, reference, the mean, minimum and maximum of the differences by seed, and the number of seeds in
-    which the hypothesis holds.
+    Columns: hypothesis, arm, against (the reference), difference (mean, minimum and maximum over seeds), and holds (in how many
+    seeds the hypothesis holds).
     """
     if missing := set(ARMS) - set(runs.arm):
         raise UserError(f"no run of {', '.join(sorted(missing))} has ended; the plan compares four arms")

@@ -1,7 +1,7 @@
 """The study of real text (docs/text.md): `python -m experiments.text_study list N | record | predict | score | power`.
 
 list N prints the commands of list N that have no records yet. record adds the ended runs to endpoints.csv and questions.parquet,
-which outlive the run folders. predict writes the arm that each frozen rule of the study of the verdict chooses. score writes the
+which outlive the run folders. predict writes the correction that each frozen rule of docs/decision.md chooses. score writes the
 tables. power simulates the tests from the recorded study of three seeds. All files are below experiments/study/text.
 """
 
@@ -40,7 +40,7 @@ ARMS = {
 }
 """Arm (rollout precision and correction) -> its config overrides, in the order of a list of commands."""
 SEEDS = tuple(range(201, 209))
-"""Seeds of the study, one for each list of commands."""
+"""Seeds of the study of real text, one for each list of commands."""
 STEPS, LONG = 40, 150
 """Number of RL steps of a run, and of a run with the last seed."""
 EVALUATIONS, TRAINED = 3, 10
@@ -58,7 +58,10 @@ KEY = ["arm", "seed"]
 
 
 def commands(number: int, done: set[tuple[str, int]]) -> list[str]:
-    """The shell commands of list `number`, the runs of one seed not in `done` (arm, seed). Raises UserError on another number."""
+    """The shell commands of list `number`: runs of one seed, without the (arm, seed) in `done`.
+
+    Raises UserError if there is no such list.
+    """
     if not 1 <= number <= len(SEEDS):
         raise UserError(f"list {number}: there are lists 1 to {len(SEEDS)}; docs/text.md has them")
     seed = SEEDS[number - 1]
@@ -142,10 +145,11 @@ def _endpoints() -> pd.DataFrame:
 # --- predictions -------------------------------------------------------------------------------------------------------------
 
 SEEN = verdict_study.Seen(k3=4.1e-2, persistence=0.30, tokens=13.0, verdict="token")
-"""The measurements from which tested rules choose a correction under FP8, all recorded before this study.
+"""The measurements from which the rules of docs/decision.md choose a correction under FP8, all made before this study.
 
-K3 is that of `smollm2/sums`, persistence that of 20 syncs at the rate of this study (RESULTS.md, "SmolLM2"), tokens those of its
-first steps. The verdict is that of `faultline replay experiments/study/smollm2/local-fp8_channel.parquet`."""
+K3 is the median of FP8 runs in experiments/study/smollm2/sums, tokens about the mean length of a response in the first steps
+there. Persistence is that over 20 syncs at the same learning rate, 1e-5 (RESULTS.md, "SmolLM2"). The verdict is that of
+`faultline replay` on experiments/study/smollm2/local-fp8_channel.parquet."""
 
 
 def predictions(rules: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
@@ -176,7 +180,7 @@ PRIMARY = [("fp8", "fp16"), ("fp8 token", "fp8")]
 ALL = [*PRIMARY, ("fp8 sequence", "fp8"), ("fp8 sequence", "fp8 token"), ("bf16", "fp16"), ("fp8", "bf16")]
 WORSE = [("bf16", "fp16"), ("fp8", "fp16"), ("fp8 token", "fp16"), ("fp8 token", "fp8"), ("fp8 sequence", "fp8")]
 no_worse = partial(non_inferior_p, margin=MARGIN)
-"""One-sided p for the rewards of two arms: small if the first is better than the second, or worse by less than MARGIN."""
+"""One-sided p for the rewards of two sets of runs: small if the first is better, or worse by less than MARGIN."""
 PLAN = StudyPlan(
     families=[
         Comparisons("primary", PRIMARY, difference_p, {"policy": "trainer"}),
@@ -235,8 +239,8 @@ def power(sd: float, pairs: int = len(SEEDS), draws: int = 2000) -> pd.DataFrame
     """Table with a row per true difference δ of reward: shares of simulated studies that find it, and that claim "no worse".
 
     Differences of pairs are normal with mean δ and standard deviation sd. The share that finds δ is given at p ≤ 0.05 and at p ≤
-    0.025, the stricter of Holm's two levels. "no worse" is the share of studies whose arm counts as no worse if it is δ below its
-    reference.
+    0.025, the stricter of Holm's two levels. "no worse" is the share of studies in which runs that are truly δ below their
+    reference count as no worse.
     """
     rng, zeros = np.random.default_rng(0), np.zeros(pairs)
     rows = []

@@ -44,13 +44,13 @@ ARMS = {
     "mask": "sequence_mask",
     "geometric": "geometric_token_mask",
 }
-"""Correction in the study -> its preset. Further runs have no mismatch (control), or the setting that the verdict proposes."""
+"""Correction in the study of the verdict -> its preset. Further runs have no mismatch, or the verdict's proposed setting."""
 POLICIES = {"trainer": "", "sampler": "rollout_"}
 """Policy served after training (trainer's weights or rollout engine's) -> prefix of `reward` in metrics: eval/rollout_reward."""
 EARLY = 20
-"""Number of steps at the start of a run whose mismatch the rules, the laws and the forecast may use."""
+"""Number of steps at a run's start from whose mismatch a correction may be chosen, and the run's cost and harm predicted."""
 HARMED = 0.25
-"""Smallest share of the control's gain in reward whose loss the forecast counts as harm."""
+"""Smallest loss of reward, as a share of the gain of the run without mismatch, that the forecast counts as harm."""
 MARGIN = 0.02
 """Difference of reward lost against the best correction within which two rules for choosing one count as equivalent."""
 
@@ -67,9 +67,9 @@ def commands(
 ) -> list[str]:
     """The shell commands of list `number` of runs, without the models and mismatches whose runs are all in `done`.
 
-    1: the controls. 2 to 4: the calibration regimes without correction, with the corrections, and with the verdict's settings. 5
-    to 7: the held-out regimes in these three ways. verdicts: the verdicts of the uncorrected runs, which lists 4 and 7 need.
-    Raises UserError on another number, and on missing verdicts.
+    1: the controls, without mismatch. 2 to 4: the calibration regimes (tasks with a mismatch) without correction, with the
+    corrections, and with the verdict's settings. 5 to 7: the held-out regimes in these three ways. verdicts: the verdicts of the
+    uncorrected runs, which lists 4 and 7 need. Raises UserError on another number, and on missing verdicts.
     """
     if number == 1:
         left = _left([Regime(bed, "exact") for bed in beds], ["none"], done)
@@ -126,8 +126,8 @@ def arm_of_verdict(verdict: Mapping[str, Any]) -> str:
 def ask(results: Results, known: pd.DataFrame) -> pd.DataFrame:
     """Run `faultline replay` on the dump of step 0 of each uncorrected run. Runs with a row in `known` are skipped.
 
-    Returns a row per run: regime, seed, arm, need (whether a correction is needed), k3 in nats per token, and mean tokens of a
-    response.
+    Returns a row per run: regime (task with a mismatch), seed, arm (the proposed correction), need (whether a correction is
+    needed), k3 in nats per token, and mean tokens of a response.
     """
     rows = known.to_dict("records")
     asked = set(zip(known.regime, known.seed, strict=True))
@@ -172,12 +172,13 @@ def _bare(correction: Mapping[str, Any]) -> tuple:
 
 
 def endpoints(results: Results, named: Callable[[Mapping[str, Any]], tuple[str, str, str]] | None = None) -> pd.DataFrame:
-    """The endpoints of the study: a table with a row per finished run and policy.
+    """The endpoints of the study of the verdict: a table with a row per finished run and policy.
 
-    named: recorded config -> (bed, source, arm); by default those of this study. Columns: bed, source, arm, seed, policy. start:
-    the first held-out reward. end, train: means of the last LAST evaluations on held-out and on training prompts. outcome. onset:
-    step of a collapse. k3, ess (of the sequence weights), identity (|mean ratio − 1|), gradient (norm): medians of the first
-    EARLY steps. tokens: mean tokens of a response in these steps. persistence_k: the first value measured, over k syncs.
+    named: recorded config -> (bed, source, arm); by default as in docs/decision.md. Columns: bed (model and task), source (of
+    mismatch), arm (correction), seed, policy, outcome. start: the first held-out reward. end, train: means of the last LAST
+    evaluations on held-out and on training prompts. onset: step of a collapse. k3, ess (of the sequence weights), identity
+    (|mean ratio − 1|), gradient (norm): medians of the first EARLY steps. tokens: mean tokens of a response in these steps.
+    persistence_k: the first value, over k syncs.
     """
     medians = {"k3": "rollout_corr/k3_kl", "ess": "mismatch/ess_sequence", "gradient": "actor/grad_norm"}
     rows = []
@@ -267,7 +268,7 @@ def seen(runs: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
 
 
 def gains(runs: pd.DataFrame) -> pd.Series:
-    """Bed -> gain of its exact control: mean final less mean initial held-out reward of the trainer's policy."""
+    """Bed (model, task, learning rate, loss) -> gain of its exact control in mean held-out reward of the trainer's policy."""
     control = runs[(runs.source == "exact") & (runs.arm == "none") & (runs.policy == "trainer")].groupby("bed")
     return control.end.mean() - control.start.mean()
 
@@ -275,8 +276,8 @@ def gains(runs: pd.DataFrame) -> pd.Series:
 def regrets(runs: pd.DataFrame, about: pd.DataFrame, policy: str, named: Mapping[str, Rule]) -> pd.DataFrame:
     """Table with a row per regime and rule for choosing a correction: arm (the rule's name), regime, policy, regret, and share.
 
-    regret: reward lost against the regime's best correction. share: regret as share of the control's gain. about: from `seen`.
-    Raises UserError if a run that a rule chooses is missing.
+    A regime is a task with a mismatch. regret: reward lost against the regime's best correction. share: regret as share of the
+    gain of runs without mismatch. about: from `seen`. Raises UserError if a run that a rule chooses is missing.
     """
     gain, rows = gains(runs), []
     for (bed, source), part in runs[(runs.policy == policy) & (runs.source != "exact")].groupby(["bed", "source"]):
@@ -298,7 +299,7 @@ def regrets(runs: pd.DataFrame, about: pd.DataFrame, policy: str, named: Mapping
 
 
 def tuned(runs: pd.DataFrame, about: pd.DataFrame, policy: str) -> tuple[Cutoffs, str]:
-    """Return (cut-offs, fixed correction) that lose the least reward against the best correction. Ties go to the first."""
+    """Return (cut-offs of GRID, one of ARMS) that lose the least reward against the best correction. Ties go to the first."""
     candidates: dict[str, Rule] = {str(i): cut for i, cut in enumerate(GRID)}
     candidates |= {arm: constant(arm) for arm in ARMS}
     means = regrets(runs, about, policy, candidates).groupby("arm").share.mean().round(12)
@@ -319,12 +320,16 @@ PLANS = {
     "below": _plan("share", BELOW, difference_p),
     "equivalent": _plan("regret", BELOW[:1], partial(equivalent_p, margin=MARGIN)),
 }
-"""Claim -> its comparisons of rules over held-out regimes, each regime a pair. The four comparisons of a policy share Holm's
-adjustment. The claim "below" also needs a negative difference."""
+"""Claim -> planned comparisons of the reward that two rules for choosing a correction lose, paired by held-out regime (task with
+a mismatch). below: the first loses less; beside a small p the difference must be negative. equivalent: they differ by less than
+MARGIN. Holm's adjustment covers the four comparisons of a policy, of both claims together."""
 
 
 def claims(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row per planned comparison of two rules by lost reward. Each policy's four p are Holm-adjusted. rows: from `regrets`."""
+    """A row per planned comparison of two rules for choosing a correction, by lost reward. rows: from `regrets`.
+
+    Holm's adjustment covers the four comparisons of a policy.
+    """
     table = pd.concat([plan.compared(rows).assign(claim=claim) for claim, plan in PLANS.items()], ignore_index=True)
     for _, part in table.groupby("policy"):
         table.loc[part.index, "holm_p"] = holm_of_planned(part.p.to_list(), len(BELOW) + 1)
@@ -332,9 +337,10 @@ def claims(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def without_a_source(rows: pd.DataFrame) -> pd.DataFrame:
-    """Table with a row per policy and rule: mean, least and greatest share of the control's gain that the rule loses.
+    """Table with a row per policy and rule for choosing a correction: mean, least and greatest share of the gain that it loses.
 
-    mean: over all regimes. least, greatest: extremes of this mean when one source of mismatch is left out.
+    The gain is that of runs without mismatch. mean: over all regimes (tasks with a mismatch). least, greatest: extremes of the
+    mean when one source of mismatch is left out.
     """
     source = rows.regime.str.partition("/")[2]
     others = [rows[source != one].groupby(["policy", "arm"]).share.mean() for one in source.unique()]
@@ -347,9 +353,10 @@ def without_a_source(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def tau(persistence: Mapping[int, float]) -> float:
-    """τ = 1 + 2·Σ_{k=1..20} ρ_k, the factor by which a persistent mismatch outweighs a fresh one of its size.
+    """τ = 1 + 2·Σ_{k=1..20} ρ_k, the factor by which a mismatch that persists outweighs one redrawn at each weight sync.
 
-    persistence: k -> ρ_k, the persistence over k syncs, at 1, 5 and 20. Other ρ_k are interpolated linearly, from ρ_0 = 1 on.
+    persistence: k -> ρ_k, the correlation of the log ratios over k syncs, for k = 1, 5 and 20. Other ρ_k are interpolated
+    linearly, from ρ_0 = 1 on.
     """
     lags = np.array([0, *sorted(persistence)])
     known = np.array([1.0, *(persistence[lag] for lag in sorted(persistence))])
@@ -359,8 +366,8 @@ def tau(persistence: Mapping[int, float]) -> float:
 def costs(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
     """Table with a row per regime (model and mismatch): its cost in reward without correction, and its early signals of harm.
 
-    Columns: regime, cost (lost share of the control's gain), k3, dose = k3·tau, other signals of the first EARLY steps, collapsed
-    (share of seeds), and onset (median).
+    Columns: regime, cost (lost share of the gain of runs without mismatch), k3, dose = k3·τ with τ from `tau`, other signals of
+    the first EARLY steps, collapsed (share of seeds), and onset (median).
     """
     gain = gains(runs)
     control = runs[(runs.source == "exact") & (runs.policy == policy)].groupby("bed").end.mean()
@@ -377,10 +384,10 @@ def costs(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
 
 
 def law(fitted: pd.DataFrame, held_out: pd.DataFrame) -> pd.DataFrame:
-    """Table with a row per law of the cost: its mean absolute error on held-out regimes.
+    """Table with a row per law of the reward that a mismatch costs: its mean absolute error on held-out regimes.
 
-    The laws are cost = a·√dose for dose = K3·tau and for K3 alone, with a by least squares on `fitted`, and cost = 0. fitted,
-    held_out: tables of `costs`.
+    The laws are cost = a·√dose for dose = K3·τ and for dose = K3, and cost = 0. a: by least squares on `fitted`. τ: the factor
+    for persistence that `tau` returns. fitted, held_out: tables of `costs`.
     """
     rows = []
     for name, column in (("K3 times tau", "dose"), ("K3", "k3")):
@@ -397,9 +404,9 @@ def auc(score: np.ndarray, event: np.ndarray) -> float:
 
 
 def forecast(held_out: pd.DataFrame) -> pd.DataFrame:
-    """A row per signal of early steps: the AUC of its forecast of harm, and the median steps to the onset in collapsed regimes.
+    """A row per signal of the first EARLY steps: the AUC of its forecast of harm, and the lead in steps.
 
-    Harm is a cost of at least HARMED, or a collapse in most seeds.
+    Harm is a cost of at least HARMED, or a collapse in most seeds. lead: median steps from EARLY to the onset of such collapses.
     """
     harmed = ((held_out.cost >= HARMED) | (held_out.collapsed > 0.5)).to_numpy()
     lead = (held_out.onset[held_out.collapsed > 0.5] - EARLY).median()

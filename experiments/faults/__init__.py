@@ -1,1 +1,1 @@
-"""Test of the diagnosis of dumps, `algos.faults.diagnose`, on faults injected on purpose: `python -m experiments.faults`."""
+"""Test of the diagnosis of dumps (batches on disk) on faults injected on purpose: `python -m experiments.faults`."""

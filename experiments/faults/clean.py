@@ -1,4 +1,4 @@
-"""Short RL runs on the chain task without a fault. The diagnosis must call their dumps consistent."""
+"""Short RL runs of a small policy on a toy task (chain) without a fault. The diagnosis must call their dumps consistent."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ SIZES: dict[str, tuple[float, ...]] = {
 rollout_zero, rollout_floor: share of tokens whose rollout log-probability becomes 0 or -1e9.
 shift, permuted, eos_*: share of responses that are edited.
 duplicates: share of rows that repeat another.
-prompt_fill: number of tokens with log-probability 0 in both columns before each response.
+prompt_fill: number of tokens before each response whose log-probabilities, the rollout's and the trainer's, are 0.
 padding: number of tokens with log-probability 0 after the longest response; shorter responses are filled up to its length."""
 FLOOR = -1e9
 

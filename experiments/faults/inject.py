@@ -1,4 +1,4 @@
-"""Generators of the planned dumps: runs without a fault, real faults in a sampler or trainer, and edits of dumps."""
+"""Generators of the dumps in `plan`: runs without a fault, real faults in a sampler or trainer, and edits of dumps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IN_VLLM = ("rollout/engine=vllm", "rollout/precision=bf16", "rollout.engine.kv_c
 
 
 class Key(NamedTuple):
-    """Key of a planned dump. fault: "clean" for none. size: the fault's size; if "clean", the training step or draw number."""
+    """Key of a planned dump. fault: "clean" for none. size: the fault's size; if "clean", the training step or sample number."""
 
     source: str
     fault: str
@@ -66,7 +66,7 @@ def recorded(wanted: Wanted) -> Iterator[Made]:
 
 
 def chain(folder: Path, wanted: Wanted) -> Iterator[Made]:
-    """Generate dumps of a small policy on the chain task: without a fault, and with every real or edited fault at every size."""
+    """Generate dumps of a small policy on a toy task: without a fault, with every fault of `real` and `edits` at every size."""
     for seed, shape in plan.CHAIN.items():
         config = _chain(folder, seed, shape)
         cases = [(fault, size) for fault, sizes in real.SIZES.items() for size in sizes]
@@ -82,7 +82,7 @@ def chain(folder: Path, wanted: Wanted) -> Iterator[Made]:
 
 
 def smollm2(model: str, wanted: Wanted) -> Iterator[Made]:
-    """Generate dumps of SmolLM2 in BF16: without a fault, and with each real fault at its middle size. model: its folder."""
+    """Generate dumps of SmolLM2 in BF16: without a fault, with each fault of `real` at its middle size. model: its folder."""
     for seed, shape in plan.SMOLLM2.items():
         config = _smollm2(model, shape)
         bed = None
@@ -93,7 +93,7 @@ def smollm2(model: str, wanted: Wanted) -> Iterator[Made]:
 
 
 def vllm(model: str, folder: Path, wanted: Wanted) -> Iterator[Made]:
-    """Generate dumps that vLLM samples: of SmolLM2 and the chain task's policy with each real fault, and RL runs in `folder`."""
+    """Generate dumps that vLLM samples: SmolLM2 and a small policy with each fault of `vllm.SIZES`, and RL runs in `folder`."""
     for seed, shape in plan.VLLM_CHAIN.items():
         config = _chain(folder, seed, shape)
         faults = [fault for fault in in_vllm.SIZES if fault != "prefix"]  # its prompts are shorter than a block of the cache

@@ -1,4 +1,4 @@
-"""The plan for the confusion matrix of the diagnosis, written down before any of its dumps was made.
+"""The plan for the confusion matrix of the diagnosis of dumps, written down before any of them was made.
 
 This is the third plan. docs/diagnosis-record.md has the counts of the first two, and says what was changed after each. The seeds
 of the second were 1201 to 1208.
@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 HELD_OUT = {"head": "b", "adapter": "b", "min_p": "a"}
-"""Fault for which the diagnosis has no plug-in and no tuned threshold -> the question of the diagnosis to which it belongs.
+"""Fault for which the diagnosis has no plug-in and no tuned threshold -> its question, a or b in docs/diagnosis.md.
 
 head: the sampler kept an older output head after a sync, as an engine does that packed a copy of tied weights. adapter: the
-sampler did not merge an update of low rank. min_p: the sampler leaves out improbable tokens, and logs the probabilities before.
+sampler did not merge an update of low rank. min_p: the sampler omits improbable tokens, and logs probabilities from before that.
 The diagnosis of a held-out fault is right if it is "unknown", or names a fault of the same question."""
 FORMER = {"rope": "b", "bias": "a", "window": "b", "replica": "b"}
-"""Fault that an earlier plan left out and that still has no plug-in -> its question. It is judged like those of `HELD_OUT`.
+"""Fault that an earlier plan left out and that has no plug-in -> its question in docs/diagnosis.md, judged as in `HELD_OUT`.
 
 rope: the trainer's rotary base differs, by the factors between the models in use: 10,000, 500,000 and 1,000,000. bias: the
 sampler adds a bias to some logits, and logs the probabilities before it. window: the trainer's attention has a sliding window
@@ -23,7 +23,7 @@ that the model does not have. replica: one of the sampler's engines missed its s
 draft. The diagnosis is expected to call these two `sampler`."""
 
 SPENT = (*range(0, 1300),)
-"""Seeds on which rules and thresholds of the diagnosis were built and tried, also in the first record. They are no evidence."""
+"""Seeds on which rules and thresholds of the diagnosis were built and tried, also in the first record. No evidence uses them."""
 
 
 class Shape(NamedTuple):
@@ -50,24 +50,24 @@ most 48 tokens, or 32 of at most 512. The unedited ones were known while thresho
 EDIT_SEED = 1306
 
 SMOLLM2 = {1305: Shape(128, 12)}
-"""Seed -> size of its dumps of SmolLM2, sampled by the local engine in BF16, with every fault at its middle size."""
+"""Seed -> size of its dumps of SmolLM2, sampled by the local engine in BF16, with each fault at the middle of its sizes."""
 VLLM = {1307: Shape(128, 12)}
 """Seed -> size of its dumps of SmolLM2 by vLLM in BF16 with the faults that can be set in it, and of chain-task runs by vLLM."""
 VLLM_CHAIN = {1308: Shape(512, 10)}
-"""Seed -> size of its dumps of the chain task's small policy by vLLM in BF16, with the same faults at every size. They are
-many, because each dump of SmolLM2 in vLLM costs 40 seconds of a core."""
+"""Seed -> size of its dumps of the chain task's small policy by vLLM in BF16: each fault that can be set in it, but `prefix`, at
+every size. A small policy serves here because a dump of SmolLM2 in vLLM costs 40 seconds of a core."""
 
 AIM_NAMED = 0.95
-"""Aim: minimum share of the dumps with a fault at its middle size that are named right, over all faults that have a plug-in."""
+"""Aim: minimum share of the dumps of faults with a plug-in, each at the middle of its sizes, that the diagnosis names right."""
 AIM_ACCUSED = 0.01
 """Aim: maximum share of the dumps without a fault that the diagnosis does not call consistent."""
 
 REPLANNED = {"swapped": (0.05, 0.1, 0.2), "prefix": (0.05, 0.1, 0.2), "rope": (1.5, 3, 10)}
 """Fault -> its sizes in the first plan of the dumps, where they differ from the present ones.
 
-At the middle size of the first plan these faults could not matter, or no test could see them. Exchanged columns with a K3 of K
-nats are told apart on n tokens by at most √(2·K·n) standard deviations, the limit of the best test (Neyman and Pearson). That was
-2.6 to 3.5. Older prefixes and the rotary base left a K3 below twice that of FP8 without a fault."""
+At the middle size of the first plan these faults could not matter, or no test could see them. If log-probabilities of sampler
+and trainer are swapped, n tokens with a K3 of K nats show it by at most √(2·K·n) standard deviations. That limit of the best
+test (Neyman and Pearson) was 2.6 to 3.5. Older prefixes and the rotary base left a K3 below twice that of faultless FP8."""
 
 
 def middle(sizes: tuple[float, ...]) -> float:

@@ -25,9 +25,9 @@ SEED = max(plan.CHAIN, key=lambda seed: plan.CHAIN[seed].responses)
 NUMBERS = [8 * 2**i for i in range(7)]
 """Tested sizes of a part of a dump, in responses."""
 MOST = 16
-"""Maximum number of parts of one length that are cut from a dump."""
+"""Maximum number of parts with equally many responses that are cut from a dump."""
 SHARE = 0.9
-"""Minimum share of the parts with n responses that must be named right for n responses to be enough."""
+"""Minimum share of the parts with n responses that the diagnosis must name right for n responses to be enough."""
 BY_EDIT = {fault: plan.middle(sizes) for fault, sizes in edits.SIZES.items() if fault not in real.SIZES}
 
 
@@ -66,7 +66,7 @@ def _of_edit(key: Key, fault: str) -> Key:
 
 
 def cut_up(made: Made) -> Iterator[Made]:
-    """Cut a dump into disjoint parts of n responses, for each n in `NUMBERS`. Generates at most `MOST` parts of each length."""
+    """Cut a dump into disjoint parts of n responses, for each n in `NUMBERS`. At most `MOST` parts for each n."""
     for n in NUMBERS:
         for start in range(0, len(made.batch.mask) - n + 1, n)[:MOST]:
             rows = slice(start, start + n)
@@ -75,7 +75,7 @@ def cut_up(made: Made) -> Iterator[Made]:
 
 
 def counted(key: Key, parts: list[Made]) -> pd.DataFrame:
-    """Diagnose the parts of a dump. Returns a row per number of responses: number of parts, and how many were named right."""
+    """Diagnose the parts of a dump. Returns a row per number of responses: number of parts, and number diagnosed right."""
     expected = NAMES.get(key.fault, key.fault)
     rows = []
     for part in parts:

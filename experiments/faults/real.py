@@ -53,12 +53,12 @@ SIZES: dict[str, tuple[float, ...]] = {
     "adapter": (0.1, 0.2, 0.4),
     "min_p": (0.02, 0.05, 0.1),
 }
-"""Fault -> its tested sizes, from small to large.
+"""Fault -> its tested sizes, from the weakest fault to the strongest.
 
 temperature, raw_logprobs: sampling temperature.
 top_p, top_k: the sampler's limit.
 layer: which weights are random: 1 one matrix, 2 an MLP, 3 a whole layer.
-prefix: relative noise on the older weights.
+prefix: relative noise on the older weights that computed the prompt cache.
 swapped: relative noise on the sampler's weights, which sets the mismatch.
 prompt_in_mask: number of prompt tokens that count as response.
 rope: factor of the trainer's rotary base.
@@ -200,7 +200,10 @@ class Bed:
         odds: Callable[[int, Tensor, Tensor], Tensor],
         drew: Callable[[Tensor, Tensor], None] | None = None,
     ) -> Rollout:
-        """Responses drawn from the logits of `odds`, with the engine's own log-probabilities. drew: called with each draw."""
+        """Responses drawn from the logits odds(position, rows, log-probabilities), with the engine's own log-probabilities.
+
+        drew: called with the rows and tokens of each draw.
+        """
         engine = self.engine(precision)
 
         def pick(t: int, logp: Tensor, node: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -219,7 +222,7 @@ class Bed:
         return Batch(drawn.logp_rollout, mask, drawn.logp_old, prompt=self.group)
 
     def case(self, fault: str, size: float, precision: str) -> LoggedTokens:
-        """Return tokens sampled with the fault at this size; for "clean" without a fault, as draw number `size`."""
+        """Return tokens sampled with a fault of size `size`; if "clean", without a fault, and `size` numbers the samples."""
         self.uniforms = self.draw(f"{fault} {size:g} {precision}")
         return CASES[fault](self, size, precision)
 
@@ -413,7 +416,7 @@ def _adapter(bed: Bed, size: float, precision: str) -> LoggedTokens:
 
 
 def _min_p(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """The fault `min_p`: improbable tokens are not drawn, and the logged values are from before this limit."""
+    """The fault `min_p`: tokens below `size` times the largest probability are not drawn. The logged values ignore the limit."""
     return bed.scored(bed.cut(precision, size))
 
 
@@ -443,7 +446,7 @@ CASES: dict[str, Callable[[Bed, float, str], LoggedTokens]] = {
 
 
 def possible(fault: str, size: float, config: Config) -> bool:
-    """Whether the policy of a config can have the fault. Only a language model has a template and an end of sequence."""
+    """Whether a config's policy can have the fault. Only a language model has a template, an end of sequence and many tokens."""
     if isinstance(config.model, HubConfig):
         return True
     return fault not in ("bos", "template", "eos", "prompt_in_mask") and not (fault == "top_k" and size >= 20)

@@ -26,7 +26,7 @@ def read(record: Path) -> pd.DataFrame:
     """Read the record of diagnosed dumps as a table. Raises UserError if there is no record.
 
     Added columns: said (the diagnosed fault, "unknown" or "consistent"), right (whether `said` is right), bare_right (whether the
-    diagnosis without entropies and baseline is right), middle (whether the fault has its middle size).
+    diagnosis without entropies and baseline is right), middle (whether the size is the middle of the fault's tested ones).
     """
     if not record.exists():
         raise UserError(f"{record}: no dump is recorded; give --make")
@@ -53,7 +53,7 @@ def report(record: Path) -> str:
 def aims(frame: pd.DataFrame) -> pd.DataFrame:
     """Table with a row per aim of `plan`: the dumps concerned, their number, how many the diagnosis got right, the aimed share.
 
-    bare: the number that was named right without the trainer's entropies and a baseline K3.
+    bare: the number that the diagnosis got right without the trainer's entropies and a baseline K3.
     """
     clean, left_out, former = frame["fault"] == "clean", frame["fault"].isin(list(HELD_OUT)), frame["fault"].isin(list(FORMER))
     parts = {
@@ -76,7 +76,7 @@ def aims(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def matrix(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row per fault: its sizes, dumps named right out of all dumps at each size, and the wrong answers over all sizes."""
+    """A row per fault: its sizes, dumps diagnosed right out of all dumps at each size, and wrong answers over all sizes."""
     rows = []
     for fault, part in frame.assign(size=frame["size"].where(frame["fault"] != "clean", 0)).groupby("fault", sort=False):
         by_size = [(size, group["right"]) for size, group in part.groupby("size", sort=False)]

@@ -28,7 +28,7 @@ WITHOUT_MODEL = {"casts", "products"}
 
 
 def main(arguments: list[str]) -> int:
-    """Run the checks, the others after one that fails, and write their tables. Returns exit code 0 if all passed, else 1."""
+    """Run all checks, even after one that fails, and write their tables. Returns exit code 0 if all passed, else 1."""
     options = _parser().parse_args(arguments)
     if set(options.checks) - WITHOUT_MODEL and not Path(options.model).exists():
         raise UserError(f"--model {options.model}: there is no such folder here; `make llm` makes models/smollm2")

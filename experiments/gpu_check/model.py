@@ -43,7 +43,7 @@ class Size(NamedTuple):
     overrides: tuple[str, ...] = ()
 
     def config(self, *more: str) -> Config:
-        """The config of experiment=smollm2/bf16 at this size."""
+        """The config of experiment=smollm2/bf16 with the model, response length and overrides of this size, and `more`."""
         sizes = (f"model.path={self.model}", f"task.answer_length={self.answer}", "tracking=disabled", *self.overrides)
         return parse(compose("+experiment=smollm2/bf16", *sizes, *more))
 
@@ -70,12 +70,12 @@ class Scored(NamedTuple):
 
     @property
     def statistics(self) -> dict[str, float]:
-        """Mismatch diagnostics of these responses: name as in the metrics of a run, without its section -> value."""
+        """Mismatch diagnostics of the responses: name of a run's metric without its section -> value."""
         return {name.split("/")[1]: float(value) for name, value in mismatch(self.batch).items()}
 
 
 class Policy:
-    """The model's weights, its prompts, each repeated for a group of four responses, and the trainer's own fp32 policy."""
+    """The checked model's weights, its prompts (each four times, for a group of responses), and the trainer's fp32 policy."""
 
     def __init__(self, size: Size):
         self.size, self.run = size, size.config()

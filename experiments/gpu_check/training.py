@@ -1,4 +1,4 @@
-"""A check of a few RL steps: seconds by phase, tokens per second, peak memory, and shares of the device's best rates."""
+"""A check of a few RL steps: seconds by phase, least seconds at the device's best rates, tokens per second, peak memory."""
 
 from __future__ import annotations
 
