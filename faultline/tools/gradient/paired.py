@@ -12,7 +12,7 @@ from torch import Tensor
 from faultline.tools.gradient.estimate import draws, interval, pairs
 
 EQUAL = 1e-6
-"""Share of sd² without a correction below which a difference from it counts as rounding: equal gradients may differ by it."""
+"""Differences in variance or squared bias below this share of the uncorrected variance count as rounding of equal gradients."""
 
 
 class Paired:
