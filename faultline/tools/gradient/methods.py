@@ -92,7 +92,7 @@ def load_loss(name: str, own: PluginConfig | None = None) -> functools.partial:
 def coefficients(objective: Objective, batch: Batch) -> Tensor:
     """Coefficients c [B, T] in fp64: the objective's gradient at π_θ = π_old is Σ c_it·∇log π_θ(token it).
 
-    Every loss depends on the policy only through log π_θ of the tokens, so c is the whole effect of a method on a batch.
+    Every loss depends on the policy only through log π_θ of the tokens, so c is the whole effect of an objective on a batch.
     """
     assert batch.logp_old is not None and batch.advantages is not None
     old, rollout, advantages = batch.logp_old.double(), batch.logp_rollout.double(), batch.advantages.double()

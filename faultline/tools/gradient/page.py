@@ -25,7 +25,7 @@ NEAR = (0.015, 0.03)
 SIDES = (((3, 3), "left", "bottom"), ((-3, 3), "right", "bottom"), ((3, -3), "left", "top"), ((-3, -3), "right", "top"))
 """Places of a label beside its point: offset in typographic points, horizontal and vertical alignment."""
 RING = HUES["nvfp4_w4a4"]
-"""Colour of the ring around the method closest to the true gradient."""
+"""Colour of the ring around the gradient estimator closest to the true gradient."""
 GAP = 2.0
 """Free pixels around each label of the figure, since a browser's font may be wider than the measured one."""
 RADIUS = 12.5
@@ -151,7 +151,7 @@ def together(table: pd.DataFrame) -> list[pd.DataFrame]:
 
 
 def _called(methods: Iterable[str]) -> str:
-    """Join the names of methods, with the losses that share a correction before its name: `pg, ppo icepop`."""
+    """Join names of gradient estimators, LOSS CORRECTION, with the losses that share a correction before it: `pg, ppo icepop`."""
     losses: dict[str, dict[str, None]] = {}
     for method in methods:
         loss, _, correction = method.partition(" ")

@@ -1,4 +1,4 @@
-"""Compare gradient methods with no correction on the same batches: their variance, and the batch size from which they pay off.
+"""Compare gradient estimators with no correction on the same batches: the variance, and the batch size from which they pay off.
 
 The shared batches cancel much of the noise. The exact sequence weight w = Π π_θ/μ stands for the true gradient: E_μ[w·f] =
 E_π[f] for a function f of one response. If the weights have a heavy tail, their mean is known to few digits.
@@ -16,7 +16,7 @@ EQUAL = 1e-6
 
 
 class Paired:
-    """Compares a method's gradients [K, parameters] on K batches with those of no correction and the exact sequence weight."""
+    """Compares gradients [K, parameters] of an estimator on K batches with those of no correction and of the exact weight."""
 
     def __init__(self, gradients: Tensor, none: Tensor, exact: Tensor, responses: int):
         self.responses = responses

@@ -1,4 +1,4 @@
-"""Gradients of a checkpoint's policy: each method's on batches of the rollout engine, the true one on samples of the policy."""
+"""Gradients of a checkpoint's policy: estimates on batches of the rollout engine, the true one on samples of the policy."""
 
 from __future__ import annotations
 

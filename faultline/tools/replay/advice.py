@@ -108,7 +108,7 @@ class Advisor:
         self.logs["sequence"].append(tokens.in_responses.sum(tokens.l)[present])
 
     def propose(self, null: Thresholds | None = None, seed: int = 0) -> Advice:
-        """Propose a bound for each family of corrections, with its 95 % interval and a verdict.
+        """Propose a bound for each kind of correction, with its 95 % interval and a verdict.
 
         null: sums of a dump without mismatch, of whose tokens a filter may reject at most NULL_RATE; None for no such limit.
         seed: fixes the resampling.

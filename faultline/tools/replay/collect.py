@@ -88,7 +88,7 @@ def collect(
     """Replay `specs` (name -> correction) on a dump, which is read once, by batches, in blocks of responses of similar length.
 
     Statistics cover all responses of the dump. Corrections with normalize=batch and plug-ins see each training batch as a whole.
-    Corrections that are alike are computed once.
+    Corrections with equal effect are computed once.
 
     advisor, evidence: collectors that receive the same batches. Raises UserError if no correction can be replayed, or if the
     dump takes more memory than there is room for.

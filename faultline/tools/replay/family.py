@@ -140,7 +140,7 @@ class Family(NamedTuple):
         return (none if self.action == "truncate" else 1 / c), c
 
     def at(self, c: float) -> Correction:
-        """The correction of this family with the bound C, as a config specifies it."""
+        """The correction of a family with the bound C, as a config specifies it."""
         lower, upper = (float(bound[0]) for bound in self.bounds(np.array([float(c)])))
         settings: dict[str, Any] = {"level": self.level, "lower": None if lower == -np.inf else lower, "upper": upper}
         if self.action == "reject":
@@ -169,14 +169,14 @@ class Family(NamedTuple):
         return (np.full_like(c, -np.inf) if self.level == "worst_token" else lower), upper
 
     def distance(self, values: np.ndarray) -> np.ndarray:
-        """Distance d of each unit such that its value lies inside the limits at C if and only if d ≤ upper(C)."""
+        """Distance d of each token, segment or response, whose value lies inside the limits at C if and only if d ≤ upper(C)."""
         if self.statistic == "ratio" and self.action != "truncate":
             return np.maximum(values, 1 / values)
         return np.abs(values) if self.statistic == "prob_diff" else values
 
 
 def families(segments: bool) -> list[Family]:
-    """List all families of corrections; those at the level of segments only if the dump has segments.
+    """List all kinds of correction, without their bound; those at the level of segments only if the dump has segments.
 
     Duplicates are left out: at levels token and worst_token, k2 and mult_error order the tokens as the two-sided ratio does.
     Sums that C does not scale are left out too. At levels sequence and segment, prob_diff may leave ±1, the bound at C = ∞,

@@ -32,7 +32,7 @@ from harness.files import output_folder, write_file
 BOUNDS = (1.001, 1.01, 1.1, 1.5, 2.0, 5.0)
 """Bounds C that are columns of the page's table of ESS and kept tokens; the CSV file has all of them."""
 CURVES = ("truncate-token", "mask-token", "truncate-sequence", "mask-sequence", "reject-geometric", "reject-worst_token")
-"""Families of corrections whose ESS and kept tokens are drawn over the bound C in the page's figure."""
+"""Kinds of correction whose ESS and kept tokens are drawn over the bound C in the page's figure."""
 IDENTITY = (
     "Mean ratio π_old/μ by place in the response, with two standard errors over prompts. It is 1 wherever μ sampled the tokens, "
     "whatever the precision, the staleness and the size of the mismatch. docs/diagnosis.md says what else is asked."

@@ -64,7 +64,7 @@ class Thresholds:
                     before[name] = join(before[name], values) if name in before else values
 
     def table(self) -> pd.DataFrame:
-        """Table with a row per family and bound: family, level, action, statistic, c, lower, upper and columns of `metrics`."""
+        """Table, a row per kind of correction and bound: family, level, action, statistic, c, lower, upper, columns of `metrics`."""
         parts = []
         for family, sums in self.sums.items():
             lower, upper = family.bounds(self.c)
@@ -107,7 +107,7 @@ class _Binned:
         return np.cumsum(np.bincount(self._bins, terms, len(self.ends) + 1), dtype=np.float64)
 
     def evaluate(self, family: Family, c: np.ndarray) -> Sums:
-        """Return the sums of the correction `family` over all units, at each bound of `c`."""
+        """Return the sums of the correction `family` over all tokens, at each bound of `c`."""
         lower, upper = family.limits(c)
         lo, hi = np.searchsorted(self.ends, _below(lower)), np.searchsorted(self.ends, upper)
         tokens, units = self.size[hi] - self.size[lo], self.number[hi] - self.number[lo]

@@ -133,7 +133,7 @@ class Deployed(_Part):
 
 
 class Bound(_Part):
-    """A proposed bound of one family of corrections. Numbers are null where no bound is proposed."""
+    """A proposed bound of one kind of correction. Numbers are null where no bound is proposed."""
 
     family: str = Field(description="action, level and statistic")
     c: float | None = Field(description="the bound C")
