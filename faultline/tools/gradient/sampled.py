@@ -64,8 +64,8 @@ class SampledGradients:
     def compare(self, methods: list[Method], batches: int, reference: int) -> pd.DataFrame:
         """Table with a row per gradient estimator: `Grams.summary`, kind of correction, bound. Equal ones are computed once.
 
-        batches: number of frozen batches from the rollout engine. reference: number of batches of the trainer's own policy,
-        whose policy gradient is the truth. Progress is printed every few seconds. Raises UserError if noise hides the
+        batches: number of batches from the rollout engine, shared by all. reference: number of batches of the trainer's own
+        policy, whose policy gradient is the truth. Progress is printed every few seconds. Raises UserError if noise hides the
         reference.
         """
         progress = Progress(reference + batches * len(methods))

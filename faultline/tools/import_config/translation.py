@@ -207,7 +207,7 @@ class Translation:
         self.warnings.append(f"{counted}. STEPS STAY THOSE OF THE DEFAULTS: {remedy}")
 
     def small_model(self, source: Source, model: str) -> None:
-        """Warn first of all if the config names a model, which is not the one that trains. model: its key for the model."""
+        """Warn, before all else, that the built-in small model trains if the config names another. model: the key that names it."""
         if not source.has(model):
             return
         name = f" {source.text(model)}" if source.resolved(model) else ""
@@ -290,7 +290,7 @@ class Translation:
             self.notes.append(f"{source}: theirs is the {reduction} of the entropy, this is reduced as the loss is")
 
     def schedule(self, name: object, source: str, warmup: float, min_ratio: float | None = None) -> None:
-        """Set the learning-rate schedule, by its name in transformers. warmup: steps. min_ratio: a cosine ends at this share."""
+        """Set the learning-rate schedule, by its name in transformers. warmup: steps. min_ratio: share where a cosine ends."""
         name = "constant" if name == "constant_with_warmup" else name
         if name not in ("constant", "linear", "cosine", "inverse_sqrt"):
             self.lost.append(f"{source}={name}: no such schedule here")

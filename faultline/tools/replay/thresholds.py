@@ -64,7 +64,7 @@ class Thresholds:
                     before[name] = join(before[name], values) if name in before else values
 
     def table(self) -> pd.DataFrame:
-        """Table, a row per kind of correction and bound: family, level, action, statistic, c, lower, upper, columns of `metrics`."""
+        """Table by kind of correction and bound: family, level, action, statistic, c, lower, upper and columns of `metrics`."""
         parts = []
         for family, sums in self.sums.items():
             lower, upper = family.bounds(self.c)
