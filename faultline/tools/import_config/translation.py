@@ -207,7 +207,7 @@ class Translation:
         self.warnings.append(f"{counted}. STEPS STAY THOSE OF THE DEFAULTS: {remedy}")
 
     def small_model(self, source: Source, model: str) -> None:
-        """Warn, before all else, that the built-in small model trains if the config names another. model: the key that names it."""
+        """Warn first of all that the built-in small model trains, if the config names another. model: key that names it."""
         if not source.has(model):
             return
         name = f" {source.text(model)}" if source.resolved(model) else ""
@@ -290,7 +290,7 @@ class Translation:
             self.notes.append(f"{source}: theirs is the {reduction} of the entropy, this is reduced as the loss is")
 
     def schedule(self, name: object, source: str, warmup: float, min_ratio: float | None = None) -> None:
-        """Set the learning-rate schedule, by its name in transformers. warmup: steps. min_ratio: share where a cosine ends."""
+        """Set the learning-rate schedule, by its name in transformers. warmup: steps. min_ratio: where a cosine ends, a share."""
         name = "constant" if name == "constant_with_warmup" else name
         if name not in ("constant", "linear", "cosine", "inverse_sqrt"):
             self.lost.append(f"{source}={name}: no such schedule here")
