@@ -1,4 +1,4 @@
-"""The functions of `import faultline`. They take a `Batch`, or single arrays named as in `Arrays`."""
+"""The functions of `import faultline`: on a `Batch` or on arrays named as in `Arrays`, and on dumps of sampled responses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from harness.room import bounded
 def correct(batch: Batch | None = None, *, correction: Correction | str, **arrays: Unpack[Arrays]) -> Corrected:
     """Return the weights and the mask that a correction gives a batch, as detached tensors [B, T].
 
-    With these, loss = Σ kept·weights·loss_t / Σ counted, where loss_t is the loss of a token. Other reductions use them alike.
+    With these, loss = Σ kept·weights·loss_t / Σ counted, where loss_t is the loss of a token. Other reductions use them too.
 
     correction: a `Correction`, the name of a preset such as "icepop", or a YAML file. If it has normalize=batch, pass all
     responses of an optimizer step in one call. arrays: logp_old, logp_rollout, mask, advantages and segments; see `Arrays`.
@@ -44,7 +44,7 @@ def correct(batch: Batch | None = None, *, correction: Correction | str, **array
 
 
 def mismatch(batch: Batch | None = None, **arrays: Unpack[Arrays]) -> dict[str, float]:
-    """Return statistics of the mismatch before any correction. `algos.diagnostics.mismatch.finish_mismatch` has the equations.
+    """Return statistics of how π_old and μ differ, uncorrected. `algos.diagnostics.mismatch.finish_mismatch` has the equations.
 
     arrays: logp_old, logp_rollout and mask; see `Arrays`. Raises ValueError if an array is missing or cannot be used.
 
@@ -92,10 +92,10 @@ def load(path: Path | str, *, skip_bad: bool = False) -> list[Batch]:
 class ReplayResult(NamedTuple):
     """Data frames that `replay` returns: the effect of corrections on a dump, and the dump's mismatch.
 
-    corrections: a row per correction, with a run's metrics and effect/*. thresholds: a row per family of corrections and bound.
-    profiles: mean effective weight by token position and response length. mismatch: statistics of the dump, as from `mismatch`.
-    versions: a row per age of the weights that sampled a token; empty if the dump has no column of versions.
-    skipped: correction -> the column that it needs and the dump lacks.
+    corrections: a row per correction, with the metrics that a run logs and effect/*. thresholds: a row per family
+    (corrections that differ only in the bound) and bound. profiles: mean effective weight by token position and response length.
+    mismatch: statistics of the dump, as from `mismatch`. versions: a row per age of the weights that sampled a token, empty
+    if the dump has no column of versions. skipped: correction -> the column that it needs and the dump lacks.
     """
 
     corrections: pd.DataFrame
@@ -109,7 +109,7 @@ class ReplayResult(NamedTuple):
 def replay(
     path: Path | str, corrections: Sequence[str] | Mapping[str, Correction] | None = None, *, skip_bad: bool = False
 ) -> ReplayResult:
-    """Replay corrections, and every threshold of every family of corrections, on a dump. The dump is read once, in pieces.
+    """Compute the effect of corrections, and of each kind of correction at many bounds, on a dump. It is read once, in pieces.
 
     path, skip_bad: the arguments of `load`. corrections: names of presets or YAML files, or corrections by name; default: all
     presets.

@@ -28,7 +28,7 @@ from harness import boundary
 
 
 class Command(Protocol):
-    """Interface of a subcommand, which is a module of this package."""
+    """Interface of a subcommand of `faultline`, which is a module in faultline/cli."""
 
     HELP: str
     """One-line description of the subcommand in the list of commands."""
@@ -61,7 +61,7 @@ COMMANDS: dict[str, Command] = {
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run `faultline` with the arguments `words`, by default this process's. `harness.boundary` turns errors into messages."""
+    """Run `faultline` with the arguments `words`, by default sys.argv[1:]. `harness.boundary` turns errors into messages."""
     words = sys.argv[1:] if words is None else list(words)
     with boundary.command():
         if words[:1] == ["train"]:  # Hydra reads its own command line, --help too

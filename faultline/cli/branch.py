@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(**arguments: Any) -> None:
-    """Run every arm from one checkpoint, write the report and print its path."""
+    """Continue one checkpoint under each of several settings, write the report and print its path."""
     from sweeps.branch import branch
 
     print(f"Page: {branch(**arguments).resolve()}")

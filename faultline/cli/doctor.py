@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parity: bool) -> None:
-    """Print the versions, the device and the rollout formats of this machine."""
+    """Print the library versions, the device and the rollout formats of this machine. parity: compare the engines too."""
     print("importing torch and asking the engines ...", file=sys.stderr, flush=True)
     from faultline.tools.doctor import doctor
 

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(file: Path, launch: list[str] | None) -> None:
-    """Print the translated experiment file. launch: folder to write it to, then overrides; prints the command that runs it."""
+    """Print the experiment file that the config `file` becomes. launch: folder and overrides; writes it, prints its command."""
     from faultline.tools import import_config
 
     if launch is None:

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(overrides: list[str], ranks: int) -> None:
-    """Print the memory that a run with these overrides will take."""
+    """Print the memory that a run with the config `overrides` takes on `ranks` GPUs."""
     from faultline.tools.memory import show_memory
 
     show_memory(overrides, ranks)

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(sweep: Path | str, power: float, **options: Any) -> None:
-    """Print the number of seeds that comparisons of a sweep need for a given power."""
+    """Print the number of seeds that comparisons between settings of a sweep need for a given statistical power."""
     from analysis.frames import show
     from analysis.power import plan
 

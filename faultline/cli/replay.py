@@ -16,8 +16,8 @@ Say whether a dump has a fault, whether it needs a correction, and what each cor
 Exit code: 0 with a verdict, 2 on wrong input, 3 where the log-probabilities have a fault or are not explained by rounding.
 With --gate: 4 where a gate fails, 5 where none fails and one is undecided."""
 FAULT, FAILED, UNDECIDED = 3, 4, 5
-"""Exit codes of `faultline replay`; the first that applies counts. FAULT: the diagnosis is not `consistent`. FAILED: a gate
-fails. UNDECIDED: a gate is undecided."""
+"""Exit codes of `faultline replay`; the first that applies counts. FAULT: the diagnosis is not `consistent`. FAILED: a gate (a
+bound on a metric) fails. UNDECIDED: a gate is undecided."""
 EXAMPLES = """\
 faultline replay --example
 faultline train rollout/precision=fp8_tensor dump.every=10 steps=40 run.sweep=dumped

@@ -23,7 +23,7 @@ def print_diagnosis(program: str, step: int, batch: Batch, tokens: Tensor | None
 
 
 def check_intervals(**intervals: int | None) -> None:
-    """Raise UserError if an interval, a number of steps by name of its argument, is below 1. None stands for never."""
+    """Raise UserError naming an interval that is below 1. intervals: name of an argument -> number of steps; None for never."""
     for name, every in intervals.items():
         if every is not None and every < 1:
             raise UserError(f"{name}={every}: give a whole number of at least 1, as 10 for every tenth step")

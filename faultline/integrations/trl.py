@@ -37,8 +37,9 @@ def record(trainer: GRPOTrainer, folder: Path | str | None = None, every: int = 
 
     log μ is TRL's sampling_per_token_logps. TRL has it with use_vllm=True, and from a rollout_func that returns logprobs. log
     π_old is TRL's old_per_token_logps. TRL computes it with vllm_importance_sampling_correction=True. Otherwise this hook
-    computes it by one more forward pass of the trainer. The entropy is of the same pass. Tokens without a log μ from vLLM (NaN)
-    are masked. Batches of evaluation are left out. With num_iterations above 1 a batch is recorded once, when it is generated.
+    computes it by one more forward pass of the trainer. The entropy of π_old is from the same pass. Tokens without a log μ from
+    vLLM (NaN) are masked. Batches of evaluation are left out. With num_iterations above 1 a batch is recorded once, when
+    it is generated.
 
     Raises UserError on an interval below 1, and on a trainer that has no log μ. A batch with images raises UserError if TRL
     does not compute log π_old.
@@ -111,7 +112,7 @@ def columns(out: Mapping[str, Any], logp_old: Tensor, entropy: Tensor, step: int
 
 @contextmanager
 def _keeping_entropy(trainer: GRPOTrainer) -> Iterator[list[Tensor]]:
-    """Let the first pass of the trainer's model within the block compute the entropy too, and append it [B, T] to the list.
+    """Let the first pass of the trainer's model in the block compute the entropy too, and append it [B, T] to the yielded list.
 
     TRL's output layer computes the entropy with every log-probability of this model, and drops it if it is not asked for.
     """

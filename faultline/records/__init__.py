@@ -1,4 +1,4 @@
-"""Records that ship with the package: runs of the benchmark, its quick set of regimes, and the tested rules of the verdict.
+"""Records that ship with the package: benchmark runs, a quick set of training setups, and rules that choose a correction.
 
 `python -m experiments.leaderboard` writes them.
 """
@@ -13,9 +13,9 @@ import pandas as pd
 import yaml
 
 ROWS, QUICK, VERDICT = "rows.csv", "quick.yaml", "verdict.json"
-"""Names of the files: a row per run of the benchmark, the quick set of regimes, and the rules with their scores."""
+"""Names of the recorded files: benchmark runs, a quick set of training setups, and rules that choose a correction."""
 COLUMNS = ("entry", "regime", "seed", "digest", "outcome", "start", "trainer", "sampler")
-"""Columns of the recorded rows: what ran, how it ended, its first reward, and its last reward by deployed policy."""
+"""Columns of the recorded benchmark runs: what ran, how it ended, first reward, last reward of trainer's and sampler's policy."""
 
 
 def rows() -> pd.DataFrame:
@@ -28,15 +28,16 @@ def rows() -> pd.DataFrame:
 
 
 def quick() -> dict[str, list[str]]:
-    """The benchmark's quick set of regimes: name -> overrides of the regime's config."""
+    """The benchmark's quick set of training setups with a rollout mismatch (regimes): name -> config overrides."""
     return {name: text.split() for name, text in yaml.safe_load((files(__name__) / QUICK).read_text()).items()}
 
 
 def verdict() -> dict[str, Any]:
-    """The frozen rules that choose a correction, and their measured scores, by deployed policy; empty before they are frozen.
+    """The frozen rules that choose a correction, with scores, for policies "trainer" and "sampler"; empty before they are frozen.
 
-    Policy -> v2 (that rule's cut-offs), best (the best constant arm), chosen (v2 or "best constant"; None before the held-out
-    regimes are scored), regimes (their number), scores: rule -> mean, worst and in, see `experiments.leaderboard.scored`.
+    policy -> v2: cut-offs of the tuned rule. best: the best single correction. chosen: "v2" or "best constant", None before the
+    held-out setups (regimes) are scored. regimes: number of these. scores: rule -> mean, worst, in; see
+    `experiments.leaderboard.scored`.
     """
     file = files(__name__) / VERDICT
     return json.loads(file.read_text()) if file.is_file() else {}

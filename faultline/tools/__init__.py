@@ -1,1 +1,1 @@
-"""The tools behind the command line: replay, gradient, import-config and doctor. A tool is imported when its command runs."""
+"""The tools behind commands such as `faultline replay`, gradient and import-config. A tool is imported when its command runs."""

@@ -1,4 +1,4 @@
-"""The command `faultline benchmark`: it runs an entry in a set of regimes, and prints its row beside the recorded ones."""
+"""`faultline benchmark`: train a loss or correction under several rollout mismatches, print its scores beside recorded ones."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from harness.config import OPERATION
 from harness.errors import UserError
 
 SWEEP = ("run.sweep=benchmark", "tracking=disabled")
-"""Default overrides of all runs of a benchmark, which words of the command line replace."""
+"""Default config overrides of all runs of a benchmark. Overrides on the command line replace them."""
 LAUNCHER = ("hydra/launcher=", "hydra.launcher.", "+hydra.launcher.")
 """Beginnings of command-line words that choose a Hydra launcher and set its keys."""
 SHOWN = 10
-"""Number of recorded entries in a printed table, the best ones. The references and the user's entry are shown as well."""
+"""Number of recorded entries in a printed table, the best ones. It also shows the user's entry, no correction and no mismatch."""
 
 
 def benchmark_command(
@@ -41,13 +41,14 @@ def benchmark_command(
     deploy: str | None = None,
     every_row: bool = False,
 ) -> None:
-    """Run an entry of the benchmark, and its references where no record has them, and print tables. Ended runs are skipped.
+    """Train an entry (a loss, advantage or correction) in setups with a rollout mismatch (regimes), and print its scores.
 
+    Runs without a correction and without mismatch are added where no record has them. Ended runs are skipped.
     words: overrides of the entry, see `experiments.benchmark.overrides`, keys of a launcher, and keys of OPERATION for all runs.
-    name: label of the entry, by default its words. file: a set of regimes in place of the quick set; full: all regimes of the
-    study. rules: score the frozen rules of the verdict on the regimes, and take no entry. deploy: the policy to judge, both if
-    None. every_row: print every recorded row. Raises UserError on wrong arguments and on the name of another recorded entry, and
-    SystemExit if a run has failed.
+    name: label of the entry, by default its words. file: a set of regimes in place of the quick set; full: all regimes of
+    docs/decision.md. rules: score the frozen rules that choose a correction, and take no entry. deploy: the policy to judge,
+    both if None. every_row: print every recorded row. Raises UserError on wrong arguments and on the name of another recorded
+    entry, and SystemExit if a run has failed.
     """
     launcher = [word for word in words if word.startswith(LAUNCHER)]
     settings = [*SWEEP, *(word for word in words if word.partition("=")[0].partition(".")[0] in OPERATION)]
@@ -96,7 +97,7 @@ def _regimes(file: Path | None, full: bool) -> Regimes:
 
 
 def recorded(rows: pd.DataFrame, runs: Sequence[Planned]) -> pd.DataFrame:
-    """The recorded rows for the regimes and seeds of `runs` whose run without correction equals the recorded one.
+    """The recorded `rows` of each training setup (regime) and seed whose uncorrected run has the same config in `runs`.
 
     A regime from a user's file may have a recorded name but a different config. Then none of its rows is returned.
     """
@@ -107,7 +108,7 @@ def recorded(rows: pd.DataFrame, runs: Sequence[Planned]) -> pd.DataFrame:
 
 
 def own_name(label: str, known: pd.DataFrame, runs: Sequence[Planned]) -> None:
-    """Raise UserError if a row of `known` has the name `label`, but another config than the planned run of that entry."""
+    """Raise UserError if a recorded run in `known` has the name `label`, but another config than the planned `runs` have."""
     planned = {run.config.digest for run in runs if run.entry == label}
     if not set(known[known.entry == label].digest) <= planned:
         raise UserError(f"{label}: the name of a recorded entry with another config; give --name NAME with a name of its own")
@@ -126,7 +127,7 @@ def _train(runs: Sequence[Planned], words: Sequence[str]) -> None:
 
 
 def table(found: pd.DataFrame, label: str, every_row: bool) -> pd.DataFrame:
-    """Format the scores `found`: the entry `label`, its references and the best recorded entries, by descending gain."""
+    """Format the scores `found`, best first: the user's entry `label`, no correction, no mismatch, best recorded entries."""
     others = found[~found.entry.isin([label, NONE, CONTROL])].index[: None if every_row else SHOWN]
     kept = found[found.entry.isin([label, NONE, CONTROL]) | found.index.isin(others)]
     rows = [
@@ -144,9 +145,10 @@ def table(found: pd.DataFrame, label: str, every_row: bool) -> pd.DataFrame:
 
 
 def regrets(rows: pd.DataFrame, policy: str, frozen: dict) -> pd.DataFrame:
-    """A row per rule of choice: its mean and worst regret over regimes, as a share of the control's gain, and the study's mean.
+    """Table of rules that choose a correction: mean and worst reward lost against the best choice (regret) over training setups.
 
-    frozen: the rules of the policy, from `records.verdict`.
+    A regret is a share of the reward gained without mismatch. Column "study's mean": the mean in docs/decision.md. frozen: the
+    rules for the deployed `policy`, from `records.verdict`.
     """
     named: dict[str, Rule] = {f"always {arm}": constant(arm) for arm in ARMS}
     named |= {"best constant": constant(frozen["best"]), "v2": Cutoffs(**frozen["v2"])}

@@ -1,4 +1,4 @@
-"""`faultline doctor`: the rollout formats that this machine can compute; with --parity, how far actor and engines differ."""
+"""`faultline doctor`: rollout formats that this machine can compute; with --parity, how far their log-probabilities differ."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def doctor(parity: bool) -> None:
-    """Print versions, device and rollout formats. parity: compare the engines too. Raises UserError if they differ too much."""
+    """Print versions, device and rollout formats. parity: compare log-probabilities too; UserError if engines differ too much."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {platform.machine()}"
     print(", ".join([device, *map(_versioned, ("torch", "transformers", "deepspeed"))]))
     print(f"CUDA {torch.version.cuda or 'none, by the build of torch'}; driver {driver() or 'none loaded'}")

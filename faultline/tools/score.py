@@ -57,7 +57,7 @@ class SampledResponses(NamedTuple):
 def score(model: str, source: Path, out: Path, *, sampler: str, scorer: str, samples: int, tokens: int) -> None:
     """Write a dump in which `sampler` gives log μ and `scorer` gives log π_old of the same responses.
 
-    source: a text file with a prompt a line, of which `sampler` makes `samples` responses of at most `tokens` tokens each; or a
+    source: a text file with a prompt a line, to which `sampler` makes `samples` responses of at most `tokens` tokens each; or a
     dump with columns `prompt` and `tokens`, whose responses and log μ are kept. sampler, scorer: ENGINE:FORMAT.
     Raises UserError on an engine or a format that is unknown or cannot be used here, and on a source that cannot be read.
     """

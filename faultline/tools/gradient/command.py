@@ -1,4 +1,4 @@
-"""The command `faultline gradient`: it checks the arguments, runs the comparison, and writes the files with notes on them."""
+"""`faultline gradient`: check the arguments, compare the gradients of losses and corrections, and write the files with notes."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def gradient_command(
     losses: by default the run's own, or pg.
     enumerable: compare an enumerable policy with one whose logits differ by `noise`.
     prompts: number per batch, each with the run's group size.
-    batches: number of frozen batches.
-    reference: number of fresh batches for the true gradient, 64 unless given.
-    paired: draw no fresh batches, and compare with no correction, in a table (`Paired`).
+    batches: number of batches from the rollout engine, the same for all losses and corrections.
+    reference: number of batches sampled by the trainer's own policy, for the true gradient; 64 unless given.
+    paired: sample no batches for the true gradient, and compare with no correction, in a table (`Paired`).
     layers: number of upper blocks whose parameters' gradient is taken; None: all (`GradientPolicy`).
     out: folder of the files.
     trust: whether a run may import plug-ins, see `harness.run.restore.find`.

@@ -1,6 +1,6 @@
 """Exact bias and variance of gradient estimators: all responses of a tiny policy are listed, so that expectations are sums.
 
-One response y ~ μ gives the estimate f(y) = Σ_t c_t(y)·∇log π(y_t), with coefficients c_t of the method. The truth is
+One response y ~ μ gives the estimate f(y) = Σ_t c_t(y)·∇log π(y_t), with coefficients c_t of the estimator. The truth is
 g = −∇E_π[reward]. bias = |E_μ f − g|/|g|, and variance = (E_μ|f|² − |E_μ f|²)/|g|². rmse is of the mean of `responses` estimates.
 """
 
@@ -22,10 +22,11 @@ from harness.errors import UserError
 def exact_table(
     methods: list[Method], *, vocabulary: int = 3, length: int = 4, noise: float = 0.3, seed: int = 0, responses: int = 256
 ) -> pd.DataFrame:
-    """A row per method: its mean gradient's cosine and norm ratio to the true one, bias, sd of a response, rmse, family, bound.
+    """Table with a row per gradient estimator: cosine and norm ratio of its mean to the true gradient, bias, sd, rmse.
 
-    noise: standard deviation of the noise added to the logits of π to give those of μ. responses: number over which the rmse's
-    estimate is averaged. Methods must reduce by token_sum.
+    Columns family and bound: kind of correction and its bound, if any. sd is that of one response; rmse is that of a mean over
+    `responses`. noise: standard deviation of the noise added to the logits of π to give those of μ. Methods must reduce by
+    token_sum.
     """
     for method in methods:
         _refuse_coupled(method)
@@ -62,7 +63,7 @@ def exact_table(
 
 
 def _refuse_coupled(method: Method) -> None:
-    """Raise UserError for a method whose coefficients depend on the whole batch. The exact sum takes each response by itself."""
+    """Raise UserError for a gradient estimator that weighs a response by others of its batch. Exact sums take each one alone."""
     correction, loss = method.objective.correction, method.objective.loss
     plugins = [name for name, filter_ in correction.reject.items() if not isinstance(filter_, Reject)]
     coupled = correction.normalize == "batch" or correction.weight.level == "group" or plugins

@@ -1,7 +1,7 @@
 """Cosine, norm ratio, bias and variance of a gradient that is known only through samples, with bootstrap intervals.
 
-g_1 … g_K are a method's gradients of K independent batches of the same prompts, r_1 … r_J those of the reference. Products of
-two means are averaged over pairs of different batches, because E[g_k·g_l] = |E g|² only for k ≠ l.
+g_1 … g_K are an estimator's gradients of K independent batches of the same prompts, r_1 … r_J those of the reference, whose mean
+is taken as true. Products of two means are averaged over pairs of different batches, because E[g_k·g_l] = |E g|² only for k ≠ l.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ RESAMPLES, TAIL = 1000, 0.025
 
 
 class Grams:
-    """Statistics of a method's gradients [K, parameters] and the reference's [J, parameters], from their fp64 inner products."""
+    """Statistics of gradients [K, parameters] against a reference [J, parameters] taken as true, from fp64 inner products."""
 
     def __init__(self, gradients: Tensor, reference: Tensor):
         g, r = gradients.double(), reference.double()
@@ -22,7 +22,8 @@ class Grams:
     def statistics(self, times: np.ndarray, reference_times: np.ndarray) -> dict[str, np.ndarray]:
         """Return cosine, norm ratio, bias, sd and rmse by name, each [resamples]. Resample i holds batch k times[i, k] times.
 
-        times, reference_times: [resamples, batches]. bias and sd are divided by |E r|. sd is for one batch; rmse² = bias² + sd².
+        times, reference_times: [resamples, batches]. bias and sd are divided by the length of the mean reference gradient.
+        sd is for one batch; rmse² = bias² + sd².
         A squared length that noise makes negative counts as 0; a ratio to a reference of such a length is NaN.
         """
         gg, rr = pairs(self.gg, times), pairs(self.rr, reference_times)
@@ -39,7 +40,7 @@ class Grams:
         }
 
     def summary(self) -> dict[str, float]:
-        """Return the `statistics` of the data, and their bootstrap intervals over resamples of the batches (`interval`)."""
+        """Return the `statistics` of the gradients, and their bootstrap intervals over resamples of the batches (`interval`)."""
         counts = self.gr.shape
         out = {name: float(value[0]) for name, value in self.statistics(*(np.ones((1, n)) for n in counts)).items()}
         for name, values in self.statistics(*draws(counts)).items():
@@ -70,7 +71,7 @@ def interval(name: str, values: np.ndarray) -> dict[str, float]:
 
 
 def drowned(reference: Tensor) -> bool:
-    """Whether the reference is lost in noise: its squared length, estimated from its batches [J, parameters], is 0 or below."""
+    """Whether a gradient is lost in noise: its squared length, estimated from its batches [J, parameters], is 0 or below."""
     r = reference.double()
     return bool(pairs((r @ r.T).numpy(), np.ones((1, len(r))))[0] <= 0)
 

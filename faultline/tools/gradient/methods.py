@@ -37,7 +37,7 @@ BOUNDS = (1.01, 1.05, 1.2, 1.5, 2.0, 4.0)
 
 
 class Method(NamedTuple):
-    """A gradient estimator: an objective and its name. family, bound: family of corrections and bound C, None for a preset."""
+    """A gradient estimator: an objective and its name. family, bound: kind of correction and its bound C; None for a preset."""
 
     name: str
     objective: Objective
@@ -53,10 +53,10 @@ def methods(
     own: PluginConfig | None = None,
     along: tuple[Family, ...] = ALONG,
 ) -> list[Method]:
-    """List the estimators: exact sequence weight, every loss with every correction, and pg with kinds `along` at each bound.
+    """List the gradient estimators: exact sequence weight, every loss with every correction, loss pg with `along` at each bound.
 
-    own: the loss of a run with its parameters. Other losses have the parameters of their config files. Raises UserError on a
-    loss and a correction that count a ratio twice, and on an unknown name.
+    along: kinds of correction, taken at each of BOUNDS. own: the loss of a run with its parameters. Other losses have the
+    parameters of their config files. Raises UserError on an unknown name, and on a loss and correction that count a ratio twice.
     """
     exact = Correction(weight=Weight("sequence", "truncate", upper=float("inf")))
     pg = load_loss("pg")
@@ -79,7 +79,7 @@ def methods(
 
 
 def load_loss(name: str, own: PluginConfig | None = None) -> functools.partial:
-    """Build the loss `name`, with the run's parameters if it trains by it, else its file's. Raises UserError on a bad name."""
+    """Build the loss `name` with the parameters of `own` if that is its name, else of its config file; UserError if unknown."""
     if own is not None and own.name == name:
         return functools.partial(LOSSES[name], **own.params)
     path = CONF / "loss" / f"{name}.yaml"
@@ -92,7 +92,7 @@ def load_loss(name: str, own: PluginConfig | None = None) -> functools.partial:
 def coefficients(objective: Objective, batch: Batch) -> Tensor:
     """Coefficients c [B, T] in fp64: the objective's gradient at π_θ = π_old is Σ c_it·∇log π_θ(token it).
 
-    Every loss depends on the policy only through log π_θ of the tokens, so c is the whole effect of a method on a batch.
+    Every loss depends on the policy only through log π_θ of the tokens, so c is the whole effect of an objective on a batch.
     """
     assert batch.logp_old is not None and batch.advantages is not None
     old, rollout, advantages = batch.logp_old.double(), batch.logp_rollout.double(), batch.advantages.double()

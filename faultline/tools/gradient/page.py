@@ -25,7 +25,7 @@ NEAR = (0.015, 0.03)
 SIDES = (((3, 3), "left", "bottom"), ((-3, 3), "right", "bottom"), ((3, -3), "left", "top"), ((-3, -3), "right", "top"))
 """Places of a label beside its point: offset in typographic points, horizontal and vertical alignment."""
 RING = HUES["nvfp4_w4a4"]
-"""Colour of the ring around the method closest to the true gradient."""
+"""Colour of the ring around the gradient estimator closest to the true gradient."""
 GAP = 2.0
 """Free pixels around each label of the figure, since a browser's font may be wider than the measured one."""
 RADIUS = 12.5
@@ -34,7 +34,7 @@ SHOWN = ("cosine", "norm ratio", "bias", "sd", "rmse")
 
 
 def answer(table: pd.DataFrame) -> list[str]:
-    """Return sentences on the method with the smallest rmse, on the least biased method, and on its cost in variance."""
+    """Return sentences on the gradient estimator of smallest rmse, on the least biased one, and on the variance of the latter."""
     named = table[table.family.isna() & (table.method != EXACT)]
     plain = named[named.method.str.endswith(" none")]
     best, least = _closest(table), named.iloc[int(np.nanargmin(named.bias))]
@@ -56,7 +56,7 @@ def answer(table: pd.DataFrame) -> list[str]:
 
 
 def _closest(table: pd.DataFrame) -> pd.Series:
-    """Return the row of the gradient estimator with the smallest rmse, without the exact weight and points along a bound."""
+    """Return the row of smallest rmse among gradient estimators, without the exact sequence weight and varied bounds."""
     named = table[table.family.isna() & (table.method != EXACT)]
     return named.iloc[int(np.nanargmin(named.rmse))]
 
@@ -69,7 +69,7 @@ def shown(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def present(table: pd.DataFrame, title: str, note: str, out: Path) -> Path:
-    """Print the named gradient estimators, and write gradient.html and gradient.csv into `out`. Returns the page's path."""
+    """Print the gradient estimators without a varied bound, and write gradient.html and gradient.csv. Returns the page's path."""
     show(title, shown(table[table.family.isna()]))
     print(*answer(table), sep="\n")
     out = output_folder(out)
@@ -137,7 +137,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def together(table: pd.DataFrame) -> list[pd.DataFrame]:
-    """Return the rows of methods without a family, by ascending rmse, in groups whose points in the figure nearly coincide."""
+    """Return the gradient estimators without a varied bound, by ascending rmse, grouped if they nearly coincide in the figure."""
     extent = table[["bias", "sd"]].max() - table[["bias", "sd"]].min()
     named = table[table.family.isna()].sort_values("rmse", kind="stable")
     groups: list[list[int]] = []
@@ -151,7 +151,7 @@ def together(table: pd.DataFrame) -> list[pd.DataFrame]:
 
 
 def _called(methods: Iterable[str]) -> str:
-    """Join the names of methods, with the losses that share a correction before its name: `pg, ppo icepop`."""
+    """Join names of gradient estimators, LOSS CORRECTION, with the losses that share a correction before it: `pg, ppo icepop`."""
     losses: dict[str, dict[str, None]] = {}
     for method in methods:
         loss, _, correction = method.partition(" ")

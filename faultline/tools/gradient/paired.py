@@ -1,4 +1,4 @@
-"""Compare gradient methods with no correction on the same batches: their variance, and the batch size from which they pay off.
+"""Compare gradient estimators with no correction on the same batches: the variance, and the batch size from which they pay off.
 
 The shared batches cancel much of the noise. The exact sequence weight w = Π π_θ/μ stands for the true gradient: E_μ[w·f] =
 E_π[f] for a function f of one response. If the weights have a heavy tail, their mean is known to few digits.
@@ -12,11 +12,11 @@ from torch import Tensor
 from faultline.tools.gradient.estimate import draws, interval, pairs
 
 EQUAL = 1e-6
-"""Share of sd² without a correction below which a difference from it counts as rounding: equal gradients may differ by it."""
+"""Differences in variance or squared bias below this share of the uncorrected variance count as rounding of equal gradients."""
 
 
 class Paired:
-    """Compares a method's gradients [K, parameters] on K batches with those of no correction and the exact sequence weight."""
+    """Compares gradients [K, parameters] of an estimator on K batches with those of no correction and of the exact weight."""
 
     def __init__(self, gradients: Tensor, none: Tensor, exact: Tensor, responses: int):
         self.responses = responses

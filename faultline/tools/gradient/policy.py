@@ -18,7 +18,7 @@ from harness.train.routing.hooks import RoutingHooks
 class Below(NamedTuple):
     """Results of a network's lower blocks and head, computed once per batch and shared by all gradients of its upper blocks.
 
-    args, kwargs: inputs of the lowest upper block. score: d_t = ∂ log π(y_t)/∂h_t for the last hidden states h_t, [B, T', H].
+    args, kwargs: inputs of the lowest upper block. score: d_t = ∂ log π(y_t)/∂h_t of the last hidden states h_t, [B, tokens, H].
     """
 
     args: tuple[Any, ...]
@@ -34,7 +34,7 @@ class Rows(NamedTuple):
 
 
 class GradientPolicy:
-    """Policy π_θ in fp32, and its gradient ∇ Σ c_t·log π_θ(y_t) with respect to its parameters.
+    """Policy π_θ in fp32, and the gradient in θ of Σ c_t·log π_θ(y_t), with a coefficient c_t for each token y_t of responses.
 
     layers: use only parameters of the last `layers` blocks and of the norm behind them; None: all. A log-probability
     depends only on its last hidden state h_t, so ∇ Σ c_t·log π(y_t) = Σ (∂h_t/∂θ)ᵀ·c_t·d_t with d_t = ∂ log π(y_t)/∂h_t. Head
@@ -61,7 +61,7 @@ class GradientPolicy:
             own[name].copy_(weight)
 
     def rows(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None) -> Rows:
-        """Convert prompts [B, P] and responses `tokens` [B, T] for `gradient`. replay: records of the engine to replay."""
+        """Convert prompts [B, P] and responses `tokens` [B, T] for `gradient`. replay: recorded experts and sampling masks."""
         layout = Layout.of(prompts, tokens, replay)
         return Rows(layout, self._below(layout) if self.blocks else None)
 

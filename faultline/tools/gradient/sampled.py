@@ -1,4 +1,4 @@
-"""Gradients of a checkpoint's policy: each method's on frozen batches, and the true one on fresh samples of the policy."""
+"""Gradients of a checkpoint's policy: estimates on batches of the rollout engine, the true one on samples of the policy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from harness.train.parts import Parts
 
 
 class Drawn(NamedTuple):
-    """A sampled batch. rows: input of the network. replay: records of the engine to replay. batch: input of the methods."""
+    """A sampled batch. rows: input of the network. replay: experts and sampling masks of the engine. batch: input of losses."""
 
     rows: Rows
     replay: Recorded | None
@@ -62,10 +62,10 @@ class SampledGradients:
         self.policy.load({name: weight.detach().float().cpu() for name, weight in parts.actor.weights()})
 
     def compare(self, methods: list[Method], batches: int, reference: int) -> pd.DataFrame:
-        """A row per method: `Grams.summary`, family of corrections and bound. Methods with equal coefficients are computed once.
+        """Table with a row per gradient estimator: `Grams.summary`, kind of correction, bound. Equal ones are computed once.
 
-        batches: number of frozen batches from the rollout engine. reference: number of batches of the trainer's own policy,
-        whose policy gradient is the truth. Progress is printed every few seconds. Raises UserError if noise hides the
+        batches: number of batches from the rollout engine, shared by all. reference: number of batches of the trainer's own
+        policy, whose policy gradient is the truth. Progress is printed every few seconds. Raises UserError if noise hides the
         reference.
         """
         progress = Progress(reference + batches * len(methods))
@@ -93,7 +93,7 @@ class SampledGradients:
         return pd.DataFrame(rows)
 
     def paired(self, methods: list[Method], batches: int) -> pd.DataFrame:
-        """A row per method: `Paired.summary` on `batches` shared batches. The first two methods: exact weight, no correction."""
+        """Table of `Paired.summary` by estimator, on the same batches. `methods` begins with exact weight and no correction."""
         progress = Progress(batches * len(methods))
         frozen = self._frozen(batches)
         responses = len(self.prompts) * self.config.rollout.group_size
@@ -130,8 +130,8 @@ class SampledGradients:
     def _draw(self, engine: RolloutEngine, purpose: str, number: int) -> Drawn:
         """Draw a batch with the run's number of samples per prompt, kept in host memory.
 
-        Advantages are computed by the run's settings, reward penalties included. π_old replays the engine's experts and support
-        as in the run. routing.replay=r2 has nothing to replay, because there is only one set of weights.
+        Advantages are computed by the run's settings, reward penalties included. π_old takes the experts and the sampling masks
+        (top-k, top-p) of the engine as in the run. routing.replay=r2 replays nothing, because there is only one set of weights.
         """
         sampler, scorer = self.sampler, self.scorer
         prompts = self.prompts.repeat_interleave(self.config.rollout.group_size, dim=0)

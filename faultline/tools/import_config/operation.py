@@ -45,7 +45,7 @@ ROUTER = tuple(f"actor.{place}router_replay.mode" for place in ("", "megatron.",
 
 
 def of_skyrl(source: Source, out: Translation) -> None:
-    """Translate SkyRL's operating keys, the rollout engine and its precision."""
+    """Translate SkyRL's keys of rollout engine and precision, evaluation, checkpoints, W&B, AdamW and the trainer's dtype."""
     place = "generator.inference_engine."
     out.choose("rollout/precision", source, f"{place}model_dtype", PRECISIONS)
     engine(source, out, f"{place}backend", f"{place}tensor_parallel_size")
@@ -57,7 +57,7 @@ def of_skyrl(source: Source, out: Translation) -> None:
 
 
 def operate(source: Source, out: Translation, program: str, numbers: Mapping[str, str]) -> None:
-    """Translate intervals, checkpoints, W&B's project, AdamW's betas, recomputation. numbers: their key -> key here."""
+    """Translate evaluation, checkpoints, W&B's project, AdamW's betas, recomputation. numbers: key of `program` -> key here."""
     for theirs, ours in numbers.items():
         value, least = source.number(theirs), 2 if ours == "checkpoint.keep" else 1
         if value is not None and value >= least:
@@ -99,7 +99,7 @@ def engine(source: Source, out: Translation, name: str, parallel: str, sleep: st
 
 
 def of_verl(source: Source, out: Translation) -> None:
-    """Translate verl's operating keys: rollout engine and its sleep mode, micro-batches by tokens, and replay of the router."""
+    """Translate verl's keys of rollout engine, evaluation, checkpoints, W&B, AdamW, dtype, micro-batches and router replay."""
     engine(source, out, "rollout.name", "rollout.tensor_model_parallel_size", "rollout.free_cache_engine")
     operate(source, out, "verl", VERL)
     out.set("actor.eps", source.number("actor.optim.override_optimizer_config.eps"))

@@ -138,7 +138,7 @@ def _weight(source: Source, out: Translation) -> None:
 
 
 def _masks(source: Source, out: Translation) -> None:
-    """Translate SkyRL's token mask, outlier bounds and sequence mask. They bound π_old/μ, with denominator=original."""
+    """Translate SkyRL's token mask, outlier bounds and sequence mask, which bound π_old/μ."""
     low, high = source.number("token_mask_is_threshold_low"), source.number("token_mask_is_threshold_high")
     if low is not None and high is not None:
         out.filter(f"token_mask_is_threshold {low} to {high}", "token", "token", "ratio", low, high)

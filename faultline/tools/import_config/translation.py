@@ -14,7 +14,7 @@ from harness.errors import UserError, printable
 
 LIST_IN_TEXT = re.compile(r"""\[\s*['"]?([^'",\]]+?)['"]?\s*(?:,.*)?\]""", re.S)
 UNREACHED = 4.85e8
-"""Bound about e²⁰, above every ratio that a correction computes, so that truncation at this bound has no effect."""
+"""Bound just below e²⁰, at which ratios are clamped, so that truncation at this bound has practically no effect."""
 UNREACHED_OFFSET = 4.86e8
 """Offset from 1 that no ratio exceeds. It replaces ∞, which a config cannot contain."""
 
@@ -173,8 +173,9 @@ class Translation:
     def compute(self, dtype: str, program: str, given: str, bf16_weights: bool = False) -> None:
         """Set the dtype in which the trainer computes, or warn that it stays fp32.
 
-        The small model's embedded engine would have a ratio of exactly 1 against a trainer in its own dtype. given: keys of the
-        recipe that choose the dtype, as key=value; empty if the program's default does. bf16_weights: no copy in fp32.
+        It stays fp32 for the built-in small model, whose engine would have a ratio of exactly 1 against a trainer in its dtype.
+        given: keys of the recipe that choose the dtype, as key=value; empty if the program's default does. bf16_weights: no copy
+        of the weights in fp32.
         """
         if self.ready:
             self.set("actor.dtype", dtype)
@@ -206,7 +207,7 @@ class Translation:
         self.warnings.append(f"{counted}. STEPS STAY THOSE OF THE DEFAULTS: {remedy}")
 
     def small_model(self, source: Source, model: str) -> None:
-        """Warn first of all if the config names a model, which is not the one that trains. model: its key for the model."""
+        """Warn first of all that the built-in small model trains, if the config names another. model: key that names it."""
         if not source.has(model):
             return
         name = f" {source.text(model)}" if source.resolved(model) else ""
@@ -239,7 +240,7 @@ class Translation:
         self.set("rollout.top_k", None if k is None else max(k, 0))
 
     def choose(self, group: str, source: Source, key: str, options: Mapping[Any, str]) -> None:
-        """Choose the option of the config group `group` for the value of `key`. options: value -> option. Others go to `lost`."""
+        """Choose the option of the config group `group` for the value of `key`. options: value -> option. Others join `lost`."""
         value = source.take(key)
         if value in options:
             self.options[group] = options[value]
@@ -247,7 +248,10 @@ class Translation:
             self.lost.append(f"{source.key(key)}={value}: no such {group} here, or no run provides what it needs")
 
     def kl(self, kind: str, coef: float, source: str) -> None:
-        """Add a KL term to the loss, unless coef is 0. kind: k1, k2, k3, k3_unbiased or abs, perhaps with verl's "+"."""
+        """Add a KL term to the loss, unless coef is 0. kind: k1, k2, k3, k3_unbiased or abs.
+
+        With verl's "+" after the kind, the term has the gradient of k2.
+        """
         value = kind.removesuffix("+")
         if coef == 0:
             return
@@ -286,7 +290,7 @@ class Translation:
             self.notes.append(f"{source}: theirs is the {reduction} of the entropy, this is reduced as the loss is")
 
     def schedule(self, name: object, source: str, warmup: float, min_ratio: float | None = None) -> None:
-        """Set the learning-rate schedule, by its name in transformers. warmup: steps. min_ratio: a cosine ends at this share."""
+        """Set the learning-rate schedule, by its name in transformers. warmup: steps. min_ratio: where a cosine ends, a share."""
         name = "constant" if name == "constant_with_warmup" else name
         if name not in ("constant", "linear", "cosine", "inverse_sqrt"):
             self.lost.append(f"{source}={name}: no such schedule here")

@@ -123,10 +123,10 @@ def _schedule(source: Source, out: Translation) -> None:
 
 
 def _steps(source: Source, out: Translation) -> None:
-    """Translate TRL's counts of steps to mini-batches per rollout and rollouts per run. The batch sizes of a device cancel.
+    """Translate TRL's counts of steps to mini-batches per rollout and rollouts per run. The batch size per device cancels out.
 
-    TRL generates once per steps_per_generation · num_iterations passes, and steps once per gradient_accumulation_steps of
-    these.
+    TRL generates once per steps_per_generation · num_iterations passes, and takes an optimizer step per
+    gradient_accumulation_steps passes.
     """
     passes, each = source.number("steps_per_generation"), source.number("gradient_accumulation_steps", default=1)
     size, steps = source.number("generation_batch_size"), source.number("max_steps")

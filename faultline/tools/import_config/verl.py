@@ -205,7 +205,7 @@ def _rejection(source: Source, out: Translation) -> None:
 
 
 def _october_2025(source: Source, out: Translation, applied: bool) -> None:
-    """Translate verl's correction of October 2025. A threshold enables it. The veto was 1e-4 by default, off with null."""
+    """Translate verl's correction of October 2025, enabled by a threshold. Its veto of token ratios was 1e-4, off with null."""
     level, mode = source.take("rollout_is_level", default="token"), source.take("rollout_is_mode", default="truncate")
     upper = source.number("rollout_is_threshold")
     lower = source.number("rollout_is_threshold_lower")

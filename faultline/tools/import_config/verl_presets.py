@@ -1,4 +1,4 @@
-"""The presets of verl's RolloutCorrectionConfig, as the keys that they set in verl; here, correction=verl/… and verl_2025/…."""
+"""The presets of verl's RolloutCorrectionConfig, as verl's keys. Here they are correction=verl/… and verl_2025/…."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ HEAVY = 0.7
 FEWEST = 10
 """Minimum number of responses beyond a proposed bound. With fewer, a single response would move the bound too much."""
 NULL_RATE = 1e-3
-"""Maximum share of the tokens of the null, a dump of the control, that a proposed filter may reject."""
+"""Maximum share of tokens that a proposed filter may reject in the null, a dump of a run without mismatch."""
 DOUBTS = ("not to be trusted", "dump too small")
 """First words of the verdict on a proposed bound that the dump's data do not support."""
 
@@ -59,19 +59,22 @@ class Advice(NamedTuple):
 
 
 class _Entries(NamedTuple):
-    """Sums over tokens or responses, an entry per group of samples and bin. Bin k has those inside bound k but not k − 1."""
+    """Sums over tokens or responses, one entry per group of prompts and bin.
+
+    Bin k has those that are inside bound k of DEFAULT but not inside bound k − 1.
+    """
 
     group: np.ndarray
     bin: np.ndarray
     sums: np.ndarray
-    """Sums [3, entries] over units: Σ n, and for weights Σ n·ρ and Σ n·ρ². A unit has n tokens and the ratio ρ = π_old/μ."""
+    """Sums [3, entries] over tokens or responses: Σ n, for weights Σ n·ρ and Σ n·ρ². Each has n tokens and ρ = π_old/μ."""
 
 
 class Advisor:
     """Collects a dump's batches, then proposes bounds of corrections. One number per token and a few per response stay in memory.
 
-    A sample is a prompt of a step with all its responses, which share their mismatch; a response if the dump names no prompts.
-    Sample i belongs to group i modulo GROUPS.
+    A sample is a prompt of a step with all its responses, which share their mismatch. It is a response if the dump
+    names no prompts. Sample i belongs to group i modulo GROUPS.
     """
 
     def __init__(self, target: Target):
@@ -105,10 +108,9 @@ class Advisor:
         self.logs["sequence"].append(tokens.in_responses.sum(tokens.l)[present])
 
     def propose(self, null: Thresholds | None = None, seed: int = 0) -> Advice:
-        """Propose a bound for each family of corrections, with its 95 % interval and a verdict.
+        """Propose a bound for each kind of correction, with its 95 % interval and a verdict.
 
-        null: thresholds of a control's dump.
-
+        null: sums of a dump without mismatch, of whose tokens a filter may reject at most NULL_RATE; None for no such limit.
         seed: fixes the resampling.
         """
         rng = np.random.default_rng(seed)
@@ -167,7 +169,7 @@ class Advisor:
         return max(int(good[0]), floor) if len(good) else None
 
     def _unneeded(self, family: Family, curve: _Curve) -> str:
-        """Reason why a kind of correction needs no bound, else "": ESS suffices without one, or the least keeps enough tokens."""
+        """Reason why a correction needs no bound, else "": the ESS suffices without, or the smallest bound keeps enough."""
         if family.action == "truncate":
             return f"ESS {curve.ess[-1]:.3f} without" if curve.ess[-1] >= self.target.ess else ""
         return f"the smallest keeps {curve.kept[0]:.2%} of the tokens" if curve.kept[0] >= self.target.kept else ""
@@ -187,13 +189,13 @@ def _merged(entries: _Entries) -> _Entries:
 
 
 def _binned(entries: _Entries, draw: np.ndarray | None) -> np.ndarray:
-    """Σ n, Σ n·ρ, Σ n·ρ² of n tokens by bin of the ratio ρ, [3, bins]; `draw` [groups]: times that a resample has each group."""
+    """Σ n, Σ n·ρ, Σ n·ρ² (n tokens, ratio ρ) by bin, [3, bins]. draw [groups]: times that a resample has each group."""
     times = 1.0 if draw is None else draw[entries.group].astype(np.float64)
     return np.stack([np.bincount(entries.bin, weights=times * part, minlength=len(DEFAULT) + 1) for part in entries.sums])
 
 
 def _curve(family: Family, sums: np.ndarray) -> _Curve:
-    """Share of tokens kept, and ESS, at each bound in DEFAULT. sums [3, bins]: Σ n, Σ n·ρ, Σ n·ρ² of n tokens between bounds."""
+    """Share of tokens kept, and ESS, at each bound in DEFAULT. sums [3, bins]: Σ n, Σ n·ρ, Σ n·ρ² (n tokens, ratio ρ) by bin."""
     inside = np.cumsum(sums, axis=1)[:, :-1]
     tokens = sums[0].sum()
     if family.action == "truncate":
@@ -207,7 +209,10 @@ def _curve(family: Family, sums: np.ndarray) -> _Curve:
 
 
 def _null_floor(family: Family, null: Thresholds | None) -> int:
-    """Index of the first bound at which a filter rejects at most NULL_RATE of a control's tokens; 0 without `null`."""
+    """Index of the first bound of DEFAULT at which a filter rejects at most NULL_RATE of the tokens of `null`; 0 for None.
+
+    null: sums of a dump without mismatch.
+    """
     if null is None or family.action == "truncate":
         return 0
     good = np.flatnonzero(null.metrics(null.sums[family])["kept_tokens"] >= 1 - NULL_RATE)

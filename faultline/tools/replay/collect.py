@@ -31,11 +31,11 @@ Parts = dict[str, list[Rows]]
 class Replayed:
     """Results of one pass over a dump: its mismatch, and the effects of corrections.
 
-    batches, responses, tokens: numbers in the dump. bad: number of rows left out. fills: number of tokens with a fill value.
-    mismatch: metrics of the uncorrected ratio.
+    batches, responses, tokens: numbers in the dump. bad: number of rows left out. fills: number of tokens whose
+    log-probability is the fill of a mask. mismatch: metrics of the uncorrected ratio π_old/μ.
     corrections: a row per correction. profiles: a row per correction and bin of positions or lengths. skipped: correction -> why
-    it was not replayed. groups: lists of corrections with the same effect on a dump. thresholds: sums of every family of
-    corrections. versions: a row per age of the weights that sampled a token.
+    it was not replayed. groups: lists of corrections with the same effect on a dump. thresholds: sums of every kind of
+    correction at each bound. versions: a row per age of the weights that sampled a token.
     """
 
     batches: int
@@ -88,7 +88,7 @@ def collect(
     """Replay `specs` (name -> correction) on a dump, which is read once, by batches, in blocks of responses of similar length.
 
     Statistics cover all responses of the dump. Corrections with normalize=batch and plug-ins see each training batch as a whole.
-    Corrections that are alike are computed once.
+    Corrections with equal effect are computed once.
 
     advisor, evidence: collectors that receive the same batches. Raises UserError if no correction can be replayed, or if the
     dump takes more memory than there is room for.
@@ -152,7 +152,7 @@ def _collect(dump: Dump, specs: dict[str, Correction], advisor: Advisor | None, 
 def _profile(name: str, sums: Tensor) -> pd.DataFrame:
     """Table of a correction's mean effective weight, a row per bin of token positions and of response lengths.
 
-    Column upto: last number of the bin. sums: of weights and of tokens per bin, from `profile_sums`.
+    Column upto: last position or length of the bin. sums: of weights and of tokens per bin, from `profile_sums`.
     """
     frames = []
     for by, (weight, tokens) in {"position": sums[:2], "length": sums[2:]}.items():

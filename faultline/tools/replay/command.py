@@ -50,7 +50,7 @@ def replay_command(
     """Print the verdict on a dump, write the page and CSV files, and return the verdict.
 
     dump: a file, a folder or a run folder. example_name: a shipped dump instead. corrections: names of presets or YAML files,
-    all presets if None. null: a dump of the control, for false rejections. keep: share of tokens that a proposed filter must
+    all presets if None. null: a dump without mismatch, for false rejections. keep: share of tokens that a proposed filter must
     keep. ess: ESS that a proposed truncation must have. tables: print all numbers too. as_json: print only a `Verdict`.
     precision: the coarser precision of sampler and trainer, a name of `rounding.K3`; by default that of the run's config or of
     the example.

@@ -1,4 +1,4 @@
-"""The correction to train with for each policy that may be deployed, by the rule that docs/decision.md has tested."""
+"""The correction to train with if the trainer's or the sampler's policy is deployed, by the rules tested in docs/decision.md."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ WORDS = {
     "mask": "mask sequences above 2",
     "geometric": "reject by the geometric mean, and mask tokens above 2",
 }
-"""Arm (correction) of the study of the verdict -> the correction in words."""
+"""Name of a correction in the study of docs/decision.md -> the correction in words."""
 UNTESTED = "This rule is untested out of sample."
 
 
 def answers(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], policies: Sequence[str]) -> list[Deployed]:
     """The correction to train with for each of `policies` (trainer, sampler), if that policy is to be deployed.
 
-    frozen: `records.verdict`; without a tested rule, `arm` is None. lasting: persistence of the mismatch. A rule that reads it
-    may be undecided if it is unknown, or if its lag is far from that on which the rule was tuned. No correction is named if the
-    dump's log-probabilities are not consistent.
+    frozen: `records.verdict`. lasting: persistence of the mismatch. A rule that reads it may be undecided if it is unknown, or
+    if its lag is far from that on which the rule was tuned. `arm`, the correction's name, is None if the rule is undecided or
+    untested, or if the dump's log-probabilities are not consistent.
     """
     return [_answer(verdict, lasting, frozen.get(policy, {}), policy) for policy in policies]
 
@@ -52,7 +52,10 @@ def _answer(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], polic
 
 
 def _measured(frozen: Mapping[str, Any], name: str) -> str:
-    """A sentence with the study's scores of the rule `name`, as shares of the control's gain. frozen: the policy's rules."""
+    """A sentence with the scores of the rule `name` in docs/decision.md, as shares of the reward gained without mismatch.
+
+    frozen: the rules for one deployed policy, from `records.verdict`.
+    """
     own, none = frozen["scores"][name], frozen["scores"]["always none"]
     return (
         f"In {frozen['regimes']} held-out regimes: {none['mean'] - own['mean']:+.0%} of the control's gain against none, "

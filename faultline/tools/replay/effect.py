@@ -80,7 +80,7 @@ def needs_whole(spec: Correction) -> bool:
 
 @torch.no_grad()
 def effect_rows(batch: Batch, corrected: Corrected) -> Rows:
-    """Sums per response for `finish_effect`: `applied_rows`, sums of the effective weight g and g², R = exp(Σ log π_old/μ)."""
+    """Sums per response for `finish_effect`: `applied_rows`, Σ g, Σ g² of weights g (0 if rejected), R = exp(Σ log π_old/μ)."""
     g = _effective(batch, corrected)
     return applied_rows(corrected, batch.mask) | {
         "g": row_sum(g),

@@ -20,19 +20,19 @@ from harness.errors import UserError
 from harness.run.folder import RunFolder
 
 UNCOMPARED = "K3 was not compared with rounding: give --precision or --baseline."
-"""Note on a consistent dump of which neither the precision nor a baseline is known: its K3 may then be as large as 1."""
+"""Note on a dump without a fault if neither its precision nor a baseline dump is known: its K3 may then be as large as 1."""
 FP8 = (
     "fp8 names no format. Take fp8_tensor for vLLM's quantization=fp8 and fp8_per_tensor, fp8_channel for its fp8_per_channel, "
     "fp8_block for its fp8_per_block and for verl's quantization=fp8"
 )
-"""Answer to --precision fp8. vLLM 0.32 refuses fp8 for fp8_per_tensor. verl's fp8 has blocks of 128 x 128 weights."""
+"""Answer to --precision fp8. vLLM 0.32 takes fp8 for FP8 checkpoints only. verl's fp8 has blocks of 128 x 128 weights."""
 
 
 def known(path: Path, precision: str | None = None, baseline: Path | None = None) -> RunFacts:
-    """Return the facts in the config of the run that a dump belongs to.
+    """Return what explains the mismatch of a dump, read from the config of its run: precision, lag and noise.
 
     path: a run folder, its dumps or one of their files. precision: a name of `rounding.K3`, which replaces that of the config.
-    baseline: a dump of the same model without a fault. Raises UserError on another name, and on a baseline with a fault.
+    baseline: a dump of the same model without a fault. Raises UserError on another precision or a baseline with a fault.
     """
     facts = _configured(path)
     if precision is not None:
@@ -45,7 +45,7 @@ def known(path: Path, precision: str | None = None, baseline: Path | None = None
 
 
 def _k3(baseline: Path) -> float:
-    """K3 of a dump without a fault, in nats per token."""
+    """K3 of the dump `baseline`, in nats per token. Raises UserError if the dump has a fault."""
     evidence = Evidence(_configured(baseline))
     for responses in Dump(baseline).batches():
         evidence.add(responses)
@@ -56,7 +56,7 @@ def _k3(baseline: Path) -> float:
 
 
 def _configured(path: Path) -> RunFacts:
-    """Read the facts from the config of the run that `path` belongs to; `RunFacts()` if there is no run."""
+    """Read what explains a dump's mismatch from the config of its run; `RunFacts()` if there is no run or no sound config."""
     run = next((f for f in (path, *path.parents[:2]) if (f / "config.json").is_file() and (f / "dumps").is_dir()), None)
     if run is None:
         return RunFacts()
@@ -67,7 +67,7 @@ def _configured(path: Path) -> RunFacts:
 
 
 class Evidence:
-    """Collects the batches of a dump, then diagnoses its log-probabilities for faults other than rounding."""
+    """Collects batches of a dump, then diagnoses whether its log-probabilities have faults that rounding does not explain."""
 
     def __init__(self, facts: RunFacts):
         self.facts = facts
@@ -77,12 +77,12 @@ class Evidence:
 
     @property
     def uncompared(self) -> bool:
-        """Whether K3 was not compared with that of rounding, only because neither the precision nor a baseline is known."""
+        """Whether K3 is neither compared with that of a precision or baseline, nor explained by noise or stale weights."""
         explained = self.facts.noise or any(lag is not None for lag in self.lags)
         return self.facts.precision is None and self.facts.baseline is None and not explained
 
     def add(self, responses: DumpedResponses) -> None:
-        """Add one batch of dumped responses. It is skipped if the dump is too large to be diagnosed as a whole."""
+        """Add one batch of dumped responses. If a dump is too large to be diagnosed whole, only every k-th batch is kept."""
         self.seen += 1
         if (self.seen - 1) % self.every:
             return
@@ -95,14 +95,14 @@ class Evidence:
         return sum(map(len, self.batches)) * max(int(np.diff(one.offsets).max(initial=0)) for one in self.batches)
 
     def _lag(self, responses: DumpedResponses) -> np.ndarray | None:
-        """Number of versions by which each token's weights are known to be behind; None if no token's are known to be."""
+        """Known lag, in versions, of the weights that sampled each token; None if no token is known to have any."""
         mask = torch.tensor(responses.mask)
         version = torch.zeros(len(mask), dtype=torch.int64) if responses.version is None else torch.tensor(responses.version)
         lag = self.facts.lag(version, mask)
         return None if lag is None else lag.numpy()
 
     def diagnosis(self) -> tuple[Diagnosis, list[Mean]]:
-        """Diagnose the batches. Returns the diagnosis, and the mean ratio by position in bins that end at 2ᵇ tokens."""
+        """Diagnose the batches. Returns the diagnosis, and the mean of π_old/μ by position in bins that end at 2ᵇ tokens."""
         whole = _joined(self.batches)
         batch = padded(whole)
         lag = None
@@ -116,7 +116,7 @@ class Evidence:
 
 
 def _thinned(responses: DumpedResponses) -> DumpedResponses:
-    """Keep every k-th prompt, or every k-th response if prompts are unknown, so that at most CELLS values remain."""
+    """Keep every k-th prompt, or every k-th response if prompts are unknown, so that at most CELLS padded values remain."""
     lengths = np.diff(responses.offsets)
     times = -(-len(responses) * int(lengths.max(initial=0)) // CELLS)
     if times <= 1:

@@ -1,4 +1,4 @@
-"""The example dumps of the package: SmolLM2-135M on sums, sampled by vLLM; `experiments/replay_example.py` makes them."""
+"""The example dumps of the package: SmolLM2-135M answering sums, sampled by vLLM; `experiments/replay_example.py` makes them."""
 
 from __future__ import annotations
 

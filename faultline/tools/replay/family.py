@@ -1,8 +1,8 @@
 """Families of corrections that differ only in their bound, such as token truncations.
 
-A family computes the value of each unit and the bounds on that value. The values are those of `algos.corrections.apply`,
-computed in numpy on flat arrays. So a dump needs no padding, and all families of one level and statistic share the values. A
-test compares them with `algos`, value by value.
+A family computes a value for each unit (token, segment or response) and the bounds on that value. The values are those of
+`algos.corrections.apply`, computed in numpy on flat arrays. So a dump needs no padding, and all families with the same units and
+statistic share the values. A test compares them with `algos`, value by value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from algos.ratios import LOG_RATIO_BOUND, excess_bound
 from harness.dumps.schema import DumpedResponses
 
 FARTHEST = 1e100
-"""Largest value in nats. It is beyond every bound, but the sum of its squares over a response is finite."""
+"""Bound in nats at which |log ρ| is clamped in K2. It is beyond every bound C, but sums of its square are finite."""
 
 
 class Units(NamedTuple):
@@ -34,7 +34,7 @@ class Units(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """Tokens in groups, such as responses. number: group of each token. size, row: tokens and response of each group."""
+    """Tokens in groups, such as responses. number: group of each token. size, row: length and response of each group."""
 
     number: np.ndarray
     size: np.ndarray
@@ -111,7 +111,7 @@ STATISTICS: dict[str, Callable[[FlatTokens], np.ndarray]] = {
 
 
 class Family(NamedTuple):
-    """A correction at some level without its bound. action: truncate, clip or mask a weight, or reject by a statistic.
+    """A correction without its bound. action: truncate, clip or mask a weight, or reject. level: token, sequence or the like.
 
     One number C ≥ 1 gives the bounds of the statistic. ratio: [1/C, C], for truncate only C. mult_error: C. k2: ½·log²C. k3: C
     − 1 − log C. prob_diff: ±(1 − 1/C).
@@ -140,7 +140,7 @@ class Family(NamedTuple):
         return (none if self.action == "truncate" else 1 / c), c
 
     def at(self, c: float) -> Correction:
-        """The correction of this family with the bound C, as a config specifies it."""
+        """The correction of a family with the bound C, as a config specifies it."""
         lower, upper = (float(bound[0]) for bound in self.bounds(np.array([float(c)])))
         settings: dict[str, Any] = {"level": self.level, "lower": None if lower == -np.inf else lower, "upper": upper}
         if self.action == "reject":
@@ -169,14 +169,14 @@ class Family(NamedTuple):
         return (np.full_like(c, -np.inf) if self.level == "worst_token" else lower), upper
 
     def distance(self, values: np.ndarray) -> np.ndarray:
-        """Distance d of each unit such that its value lies inside the limits at C if and only if d ≤ upper(C)."""
+        """Distance d of each token, segment or response, whose value lies inside the limits at C if and only if d ≤ upper(C)."""
         if self.statistic == "ratio" and self.action != "truncate":
             return np.maximum(values, 1 / values)
         return np.abs(values) if self.statistic == "prob_diff" else values
 
 
 def families(segments: bool) -> list[Family]:
-    """List all families of corrections; those at the level of segments only if the dump has segments.
+    """List all kinds of correction, without their bound; those at the level of segments only if the dump has segments.
 
     Duplicates are left out: at levels token and worst_token, k2 and mult_error order the tokens as the two-sided ratio does.
     Sums that C does not scale are left out too. At levels sequence and segment, prob_diff may leave ±1, the bound at C = ∞,
@@ -195,7 +195,7 @@ def _is_distinct(level: str, statistic: str) -> bool:
 
 
 def by_row(reduce: np.ufunc, values: np.ndarray, row: np.ndarray) -> np.ndarray:
-    """Apply `reduce` to the values of each row that has any. row: row of each value, ascending."""
+    """Apply `reduce` to the values of each response that has any. row: number of the response of each value, ascending."""
     starts = np.flatnonzero(np.diff(row, prepend=-1))
     return reduce.reduceat(values, starts) if len(starts) else values
 

@@ -17,14 +17,14 @@ STATISTICS: dict[str, Callable[..., np.ndarray]] = {
     "ess_token": lambda n, excess, ratio_sq, **_: (n + excess) ** 2 / (n * ratio_sq),
     "ess_sequence": lambda responses, weight, weight_sq, **_: weight**2 / (responses * weight_sq),
 }
-"""Metric of the mismatch -> its value from the sums of `MismatchSums`. `finish_mismatch` has the equations."""
+"""Metric of the mismatch -> function that computes it from the sums of `MismatchSums`. `finish_mismatch` has the equations."""
 
 
 class MismatchSums:
-    """Sums per group of samples, from which the metrics of `STATISTICS` follow for any resample of the groups.
+    """Sums per group of prompts, from which the metrics of `STATISTICS` follow for any resample of the groups.
 
-    Each group has n tokens with Σl, Σ(ρ − 1) and Σρ², where l = log ρ and |l| in ρ is bounded as in `algos.ratios.excess_bound`.
-    Its responses have Σw and Σw², with w = e^(S − max S) and S = Σl of a response.
+    Each group has n tokens with Σl, Σ(ρ − 1) and Σρ², where ρ = π_old/μ, l = log ρ and |l| in ρ is bounded by
+    `algos.ratios.excess_bound`. Its responses have Σw and Σw², with w = e^(S − max S) and S = Σl of a response.
     """
 
     def __init__(self, groups: int):
@@ -48,7 +48,7 @@ class MismatchSums:
         """95 % interval of each metric over resamples. draws [resamples, groups]: how often each group is in a resample.
 
         A metric that some resample leaves undefined has no interval, such as an ESS of weights that all underflow.
-        `largest_log_ratio` is the maximum of this dump, and no estimate. Both ends of its interval are that number.
+        `largest_log_ratio` is the maximum of the dump, and no estimate. Both ends of its interval are that number.
         """
         log_weights, members = np.concatenate(self.sequences), np.concatenate(self.members)
         weight = np.exp(log_weights - log_weights.max())

@@ -32,7 +32,7 @@ from harness.files import output_folder, write_file
 BOUNDS = (1.001, 1.01, 1.1, 1.5, 2.0, 5.0)
 """Bounds C that are columns of the page's table of ESS and kept tokens; the CSV file has all of them."""
 CURVES = ("truncate-token", "mask-token", "truncate-sequence", "mask-sequence", "reject-geometric", "reject-worst_token")
-"""Families of corrections whose ESS and kept tokens are drawn over the bound C in the page's figure."""
+"""Kinds of correction whose ESS and kept tokens are drawn over the bound C in the page's figure."""
 IDENTITY = (
     "Mean ratio π_old/μ by place in the response, with two standard errors over prompts. It is 1 wherever μ sampled the tokens, "
     "whatever the precision, the staleness and the size of the mismatch. docs/diagnosis.md says what else is asked."
@@ -58,7 +58,7 @@ def summary(replayed: Replayed) -> list[str]:
 
 
 def corrections_table(replayed: Replayed, null: Replayed | None) -> pd.DataFrame:
-    """Format the table of corrections, a row for those that are alike. null: a control's dump, for false rejections."""
+    """Format the table of corrections; those of equal effect share a row. null: a dump without mismatch, for false rejections."""
     rows, others = [], {first: ", ".join(names) for first, *names in replayed.groups}
     for row in with_null(replayed, null).to_dict("records"):
         if row["correction"] not in others:
@@ -98,7 +98,7 @@ def advice_table(advice: pd.DataFrame) -> pd.DataFrame:
 
 
 def scales_table(k3: float) -> pd.DataFrame:
-    """Table of the K3 of published runs, with this dump among them."""
+    """Table of the K3 of published runs, with `k3`, that of a dump, among them."""
     rows = [(scale.low, f"{scale.low:.1e} to {scale.high:.1e}", scale.what, scale.source) for scale in SCALES]
     rows.append((k3, f"{k3:.1e}", "this dump", ""))
     return pd.DataFrame([row[1:] for row in sorted(rows)], columns=["K3, nats per token", "of", "source"])
@@ -115,7 +115,7 @@ def write(
 ) -> Verdict:
     """Write the page and CSV files. Returns the verdict with the page's path. Raises UserError if `folder` is a link.
 
-    compared: name of a dump in the figure -> effect of each preset on it. by_place: mean ratio by token position.
+    compared: name of a dump in the figure -> effect of each preset on it. by_place: mean of π_old/μ by token position.
     """
     folder = output_folder(folder)
     tables = {

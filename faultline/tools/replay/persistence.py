@@ -22,9 +22,9 @@ from faultline.tools.replay.sources import Dump
 from harness.room import bounded
 
 LAG = 20
-"""Lag in steps that the two compared dumps should have. The study's rules were tuned on a persistence over 20 syncs."""
+"""Lag in steps of the two steps of a dump to compare. The rules that read a persistence were tuned on one over 20 syncs."""
 ACCEPTED = range(10, 41)
-"""Lags in steps, from half of LAG to twice LAG, at which the study's rules use a persistence. Others are only reported."""
+"""Lags in steps, half to twice LAG, at which a persistence may choose a correction. At others it is only reported."""
 FEWEST = 100
 """Minimum number of shared prefixes. With fewer, no persistence is reported."""
 LONGEST = 64
@@ -33,7 +33,7 @@ NEEDED = ("step", "prompt", "tokens", "logp_rollout", "logp_old")
 
 
 class Lasting(NamedTuple):
-    """Persistence between two steps of a dump.
+    """Persistence of the mismatch between two steps of a dump.
 
     value: None if it cannot be measured. why: the reason, or what it was measured on. lag: number of steps between the two.
     """
@@ -44,12 +44,12 @@ class Lasting(NamedTuple):
 
     @property
     def known(self) -> float | None:
-        """The persistence that a rule of the study may use: None if it was not measured, or at a lag outside ACCEPTED."""
+        """The persistence that may choose a correction; None if it was not measured, or at a lag outside ACCEPTED."""
         return self.value if self.lag in ACCEPTED else None
 
 
 def persistence(dump: Dump) -> Lasting:
-    """Measure the persistence between the first step of a dump and the one whose distance from it is nearest to LAG.
+    """Measure the mismatch's persistence between the first step of a dump and the one whose distance is nearest to LAG.
 
     Raises UserError if the dump takes more memory than there is room for.
     """
@@ -85,7 +85,7 @@ def _persistence(dump: Dump) -> Lasting:
 
 
 def _prefixes(table: pa.Table) -> Iterator[tuple[int, float]]:
-    """Key of the prefix with its token, and log ratio, of the tokens on the mask among the first LONGEST of each response."""
+    """Yield (key of the prefix that a token ends, its log ratio) for tokens on the mask among the first LONGEST of a response."""
     masks = table["mask"] if "mask" in table.column_names else pa.nulls(len(table), pa.list_(pa.bool_()))
     columns = [pc.list_slice(values, 0, LONGEST) for values in (*(table[name] for name in NEEDED[2:]), masks)]
     for prompt, *row in zip(table["prompt"], *columns, strict=True):

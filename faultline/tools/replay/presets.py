@@ -17,7 +17,7 @@ FOLDER = CONF / "correction"
 
 
 class Preset(BaseModel):
-    """A named correction. proximal: policy that anchors the loss, old (π_old) or rollout (μ). ppo: its parameters of PPO."""
+    """A named correction. proximal: policy that anchors the loss, old (π_old) or rollout (μ). ppo: parameters of PPO."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     correction: CorrectionConfig

@@ -95,7 +95,7 @@ class _BadLine(Exception):
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[pa.Table, list[Problem]]]:
-    """Read a JSONL file. Yields (table of at most LINES rows, problems of its lines). A row with a problem is null."""
+    """Read a JSONL file. Yields (table of at most LINES rows, problems of its lines). A faulty line or value is null."""
     with open(path, encoding="utf-8", errors="replace") as file:
         start = 0
         while lines := list(itertools.islice(file, LINES)):
@@ -272,7 +272,10 @@ def _tabulate_rows(rows: list[dict[str, Any]], problems: list[Problem]) -> pa.Ta
 
 
 def _typed(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """Convert values to a pyarrow array of type `kind`, inferred first, since pyarrow would cut 1.5 to 1. Raises one of UNFIT."""
+    """Convert values to a pyarrow array of type `kind`. Raises one of UNFIT if a value does not fit.
+
+    The type of the values is inferred first, because pyarrow would cut 1.5 to the integer 1.
+    """
     if pa.types.is_integer(_inner(kind)):
         array = pa.array(values)
         if pa.types.is_floating(_inner(array.type)):

@@ -7,7 +7,7 @@ SKYRL = "trainer.algorithm.off_policy_correction"
 
 
 def settings(level: str, upper: float) -> dict[str, list[str]]:
-    """Map each framework to its settings for w = min(ρ, `upper`), ρ at level token or sequence. TRL's are keyword arguments."""
+    """Map each framework to its settings for w = min(π_old/μ, `upper`) per token or sequence. TRL's are keyword arguments."""
     c = f"{upper:g}"
     return {
         "verl": [f"{VERL}.rollout_is={level}", f"{VERL}.rollout_is_threshold={c}"],

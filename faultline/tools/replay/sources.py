@@ -36,7 +36,7 @@ class Dump:
         self.rows, self.bad, self.read, self.fills = 0, 0, 0, 0
 
     def batches(self) -> Iterator[DumpedResponses]:
-        """Yield one training batch at a time: the adjacent rows of a step, else a file or row group. Raises UserError on none."""
+        """Yield the training batches: adjacent rows of a step, else a file or row group. Raises UserError if no row is valid."""
         self.rows, self.bad, self.read, self.fills = 0, 0, 0, 0
         pending: list[pa.Table] = []
         for table in self.tables():

@@ -1,4 +1,4 @@
-"""Format the verdict of a replay for a terminal."""
+"""Format the verdict of `faultline replay` for a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEAST, MOST = 5, 3
 CHECK = 17
 """Column of the terminal, in characters, at which the advice on what to check begins."""
 LIMITATIONS = 1
-"""Number of lines on limitations, counting doubts about the proposal, the persistence and UNCOMPARED. The page has all."""
+"""Maximum number of lines on limitations in the terminal. Those on doubts, persistence and UNCOMPARED count. The page has all."""
 WORDS = {
     "none": "leave it uncorrected",
     "advised": "consider a correction",
@@ -25,9 +25,9 @@ WORDS = {
     "no weight suffices": "no importance weight suffices",
     "not asked": "no correction is proposed",
 }
-"""Need of a correction -> what the verdict says. It says "required" nowhere: no K3 is known to harm training."""
+"""Need of a correction -> what the verdict says. It never says "required", because no K3 is known to harm training."""
 SERVED = "A correction can lower the policy that samples: evaluate that policy if you serve it."
-"""Warning beside a proposed weight. docs/findings.md measured it: +0.093 for the trainer's policy, −0.115 for the sampler's."""
+"""Warning beside a proposed weight. In docs/findings.md one changed the trainer's reward by +0.093, the sampler's by −0.115."""
 
 
 def lines(verdict: Verdict) -> list[str]:
@@ -78,7 +78,7 @@ def deployed_lines(verdict: Verdict) -> list[str]:
 
 
 def persistence_lines(verdict: Verdict) -> list[str]:
-    """Line with the persistence of the mismatch between two steps, in a list; empty if it is not known."""
+    """Format the persistence, how far log ratios agree between two steps of the dump, as one line; empty if it is unknown."""
     if verdict.persistence is None:
         return []
     return [f"Persistence {verdict.persistence:.2f}: {verdict.persistence_note}"]
@@ -103,7 +103,7 @@ def diagnosis_lines(d: DiagnosisSummary) -> list[str]:
 
 
 def mean_ratio(d: DiagnosisSummary) -> str:
-    """Return a phrase with the mean ratio, its standard error, and the smallest shift that the dump would have shown."""
+    """Return a phrase with the mean of π_old/μ, its standard error, and the smallest shift that the dump would have shown."""
     if d.mean_ratio is None:
         return "no token tells"
     if d.error is None:
@@ -138,7 +138,7 @@ def headline(verdict: Verdict) -> str:
 
 
 def reasons(verdict: Verdict) -> list[str]:
-    """Sentences on why the size of the mismatch has this verdict, and on the test that its rule lacks."""
+    """Return the reason of the verdict by the size of the mismatch, and a sentence if that rule is untested."""
     if _tested(verdict):
         return [f"By its size alone: {WORDS[verdict.need]}.", verdict.reason]
     untested = dict.fromkeys(one.measured for one in verdict.deployed if verdict.diagnosis.consistent)
@@ -146,7 +146,7 @@ def reasons(verdict: Verdict) -> list[str]:
 
 
 def served(verdict: Verdict) -> list[str]:
-    """SERVED in a list, where an untested rule proposes a weight and the policy that samples may be deployed; else empty."""
+    """The warning SERVED in a list if an untested rule proposes a weight and the policy that samples may be deployed; else []."""
     may_serve = any(one.policy == "sampler" for one in verdict.deployed)
     return [SERVED] if verdict.proposal is not None and may_serve and not _tested(verdict) else []
 
@@ -158,7 +158,7 @@ def doubted(verdict: Verdict) -> list[str]:
 
 
 def starved(verdict: Verdict) -> list[str]:
-    """Sentences on presets that keep almost no tokens, and on the geometric band that fits the dump; empty if there are none."""
+    """Sentences on presets that keep almost no tokens, and on bounds of the geometric mean ratio that fit; else empty."""
     names = [preset.label.split(",")[0] for preset in verdict.presets if preset.tokens_kept < STARVED]
     if not names:
         return []
@@ -169,14 +169,14 @@ def starved(verdict: Verdict) -> list[str]:
 
 
 def pastes(verdict: Verdict) -> list[dict[str, list[str]]]:
-    """The settings to paste: those of the tested arms, each once, or of the proposal if no rule was tested."""
+    """Settings to copy, by framework: of each correction that a tested rule names, or of the proposal if no rule was tested."""
     if _tested(verdict):
         return list({one.arm: one.settings for one in verdict.deployed if one.settings}.values())
     return [verdict.proposal.settings] if verdict.proposal else []
 
 
 def pasted(by_framework: dict[str, list[str]]) -> list[str]:
-    """Format settings of frameworks as lines, with as many settings on a line as fit. Faultline's own need no line."""
+    """Format settings of frameworks as lines: on one if they fit, else one each. Beside others, Faultline's are left out."""
     out = []
     for name, settings in by_framework.items():
         if name == "Faultline" and len(by_framework) > 1:
@@ -188,12 +188,12 @@ def pasted(by_framework: dict[str, list[str]]) -> list[str]:
 
 
 def _tested(verdict: Verdict) -> bool:
-    """Whether tested rules answer in the place of the verdict by size, which is so of consistent log-probabilities."""
+    """Whether a tested rule replaces the verdict by the size of the mismatch; never if log-probabilities are not consistent."""
     return verdict.diagnosis.consistent and any(one.rule is not None for one in verdict.deployed)
 
 
 def _scales(m: Mismatch) -> list[str]:
-    """Format the published scales of K3 with this dump among them."""
+    """Format the published scales of K3, with that of the dump among them."""
     rows = [(scale.low, f"    {scale.low:.1e} to {scale.high:.1e}  {scale.what} ({scale.source})") for scale in SCALES]
     interval = "" if m.k3_interval is None else ", 95 % interval {:.1e} to {:.1e}".format(*m.k3_interval)
     rows.append((m.k3, f">>> {m.k3:.1e}             this dump{interval}"))
@@ -201,12 +201,12 @@ def _scales(m: Mismatch) -> list[str]:
 
 
 def _narrow(verdict: Verdict) -> list[str]:
-    """UNGROUPED as a line in a list; empty if the dump has prompts. It is about the intervals on the terminal itself."""
+    """UNGROUPED, which warns of too narrow intervals, as a line in a list; empty if the dump says which prompt a response has."""
     return [f"Note: {UNGROUPED}"] if UNGROUPED in verdict.limitations else []
 
 
 def row_label(preset: PresetEffect) -> str:
-    """Label of a preset's row in the terminal and the figure. An ESS of 1 without a correction would read as the best."""
+    """Label of a preset's row in terminal and figure. For no correction it says that the mismatch stays, since the ESS is 1."""
     return "no correction (mismatch stays)" if preset.preset == "none" else preset.label
 
 

@@ -1,7 +1,8 @@
 """Evaluate every threshold of every family of corrections in one pass over a dump.
 
-All numbers of a family are sums over units whose value lies inside the limits. So each threshold needs only the difference of
-two cumulative sums. The sums of batches add up, so a dump larger than memory is read once, and the result is exact.
+A family holds corrections that differ only in their bound. All its numbers are sums over units (tokens, segments or responses)
+whose value lies inside the limits. So each threshold needs only the difference of two cumulative sums. The sums of batches
+add up, so a dump larger than memory is read once, and the result is exact.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ def _default() -> np.ndarray:
 
 
 DEFAULT = _default()
-"""Default bounds C: 1,000 from 1 + 1e-6 to e²⁰, where ratios are clamped, 1.7 % apart in log C, and ROUND."""
+"""Default bounds C: 1,000 from 1 + 1e-6 to e²⁰, where ratios are clamped, 1.7 % apart in log C, ROUND among them."""
 
 Sums = dict[str, np.ndarray]
-"""Sums of a family at each bound, [K], by name, over tokens with effective weight g and exact sequence weight R."""
+"""Sums of a kind of correction at each bound, [K], by name, over tokens with effective weight g and exact sequence weight R."""
 
 
 class Thresholds:
-    """Sums over batches for the families `chosen` (None: all) at the bounds `c` [K]. Call `add` for each batch, then `table`."""
+    """Sums over batches for corrections `chosen` (None: all) at bounds `c` [K]. Call `add` for each batch, then `table`."""
 
     def __init__(self, c: np.ndarray = DEFAULT, chosen: list[Family] | None = None):
         self.c = np.asarray(c, dtype=np.float64)
@@ -43,7 +44,7 @@ class Thresholds:
         self.tokens = self.responses = self.exact_sq = 0.0
 
     def add(self, responses: DumpedResponses) -> None:
-        """Add one batch, in fp64. If any batch lacks segments, the families at segment levels are left out."""
+        """Add one batch, in fp64. If any batch lacks segments (turns), the corrections by segment are left out."""
         if responses.segments is None:
             self.families = [family for family in self.families if not family.level.startswith("segment")]
             self.sums = {family: sums for family, sums in self.sums.items() if family in self.families}
@@ -63,7 +64,7 @@ class Thresholds:
                     before[name] = join(before[name], values) if name in before else values
 
     def table(self) -> pd.DataFrame:
-        """Table with a row per family and bound: family, level, action, statistic, c, lower, upper and columns of `metrics`."""
+        """Table by kind of correction and bound: family, level, action, statistic, c, lower, upper and columns of `metrics`."""
         parts = []
         for family, sums in self.sums.items():
             lower, upper = family.bounds(self.c)
@@ -73,10 +74,10 @@ class Thresholds:
         return pd.concat(parts, ignore_index=True)
 
     def metrics(self, sums: Sums) -> dict[str, np.ndarray]:
-        """Return metrics of the effective weight g from sums: kept_tokens (share with g > 0), kept_sequences (share with such
-        a token), ...
+        """Return metrics of the effective weight g of tokens from `sums`.
 
-        weight_mean, ess, weight_max and agreement are defined as in `effect.finish_effect`.
+        kept_tokens: share with g > 0. kept_sequences: share of responses with such a token. weight_mean, ess, weight_max and
+        agreement are defined as in `effect.finish_effect`.
         """
         return {
             "kept_tokens": share(sums["kept"], self.tokens),
@@ -89,7 +90,10 @@ class Thresholds:
 
 
 class _Binned:
-    """Cumulative sums of units up to each limit of some families, [limits + 1]. limits: (lower, upper), [K] each, inclusive."""
+    """Cumulative sums over units (tokens, segments or responses) up to each limit of some corrections, [limits + 1].
+
+    limits: (lower, upper) of each correction, [K] each, inclusive.
+    """
 
     def __init__(self, units: Units, tokens: FlatTokens, limits: list[tuple[np.ndarray, np.ndarray]]):
         self.units, self.count = units, tokens.count
@@ -99,11 +103,11 @@ class _Binned:
         self.number, self.size, self.size_exact = self._up_to(None), self._up_to(units.size), self._up_to(self._exact)
 
     def _up_to(self, terms: np.ndarray | None) -> np.ndarray:
-        """Cumulative sum of the units' terms up to each limit; without terms, the number of units."""
+        """Cumulative sum of `terms`, one per token, segment or response, up to each limit; for None the number of these."""
         return np.cumsum(np.bincount(self._bins, terms, len(self.ends) + 1), dtype=np.float64)
 
     def evaluate(self, family: Family, c: np.ndarray) -> Sums:
-        """Return the sums of the correction `family` over all units, at each bound of `c`."""
+        """Return the sums of the correction `family` over all tokens, at each bound of `c`."""
         lower, upper = family.limits(c)
         lo, hi = np.searchsorted(self.ends, _below(lower)), np.searchsorted(self.ends, upper)
         tokens, units = self.size[hi] - self.size[lo], self.number[hi] - self.number[lo]
@@ -127,7 +131,7 @@ class _Binned:
 
     @cached_property
     def _weighted(self) -> Sums:
-        """Cumulative sums of n·ρ, n·ρ² and n·ρ·R over units up to each limit, with n tokens per unit."""
+        """Cumulative sums of n·ρ, n·ρ², n·ρ·R over units of n tokens, ratio ρ and exact sequence weight R, up to each limit."""
         values = self.units.values
         scaled = self.units.size * values
         terms = {"g": scaled, "g_sq": scaled * values, "g_exact": self._exact * values}
@@ -141,7 +145,7 @@ class _Binned:
         return np.maximum.accumulate(largest)
 
     def _responses(self, family: Family, upper: np.ndarray, units: np.ndarray) -> np.ndarray:
-        """Number of responses that have a unit inside the limits, at each bound."""
+        """Number of responses that have a token or segment inside the limits, at each bound."""
         if len(self.units.row) == (self.count > 0).sum():  # a unit is a response
             return units.astype(np.float64)
         nearest = by_row(np.minimum, family.distance(self.units.values), self.units.row)

@@ -38,10 +38,10 @@ FEW = 1000
 STARVED = 0.1
 """Share of kept tokens below which the verdict warns of a preset by name."""
 UNGROUPED = "No column group: intervals take responses for independent, and may be too narrow."
-"""Limitation of a dump without prompts. The terminal prints it in any case."""
+"""Limitation of a dump that does not say which responses share a prompt. The terminal prints it in any case."""
 
 UNCHANGED = 0.999
-"""ESS (a share) above which truncated weights hardly vary. They then only scale the loss, as without a correction."""
+"""ESS (a share) above which truncated weights hardly vary. They then only scale the loss and correct nothing."""
 
 Need = Literal["none", "advised", "required", "undecided", "no weight suffices", "not asked"]
 """Need of a correction. not asked: the log-probabilities have a fault, or differ by more than rounding."""
@@ -106,7 +106,7 @@ class PresetEffect(_Part):
 
 
 class Proposal(_Part):
-    """A proposed truncated weight min(ρ, upper), with ρ at `level`."""
+    """A proposed truncated weight min(ρ, upper), with ρ = π_old/μ of a token or of a response (`level`)."""
 
     level: Literal["token", "sequence"] = Field(description="token or sequence")
     upper: float = Field(description="the bound C")
@@ -133,7 +133,7 @@ class Deployed(_Part):
 
 
 class Bound(_Part):
-    """A proposed bound of one family of corrections. Numbers are null where no bound is proposed."""
+    """A proposed bound of one kind of correction. Numbers are null where no bound is proposed."""
 
     family: str = Field(description="action, level and statistic")
     c: float | None = Field(description="the bound C")
@@ -176,7 +176,7 @@ def judge(
 ) -> Verdict:
     """Judge a replayed dump and return its verdict.
 
-    null: replay of a dump of the control. advice: the proposed bounds, at the same target. found: the diagnosis of the dump; no
+    null: replay of a dump without mismatch. advice: the proposed bounds, at the same target. found: the diagnosis of the dump; no
     correction is proposed unless it is "consistent". shown: names of the presets to list; None for all.
     """
     diagnosis = diagnosed(found)
@@ -219,7 +219,7 @@ def judge(
 
 
 def gated(verdict: Verdict, gates: Sequence[Gate], advice: Advice) -> Verdict:
-    """Return a verdict with the results of gates added. advice: the proposed bounds, whose intervals decide the gates."""
+    """Return a verdict with the results of gates (bounds on metrics) added. advice: has the metrics' intervals, which decide."""
     values = verdict.mismatch.model_dump() | {"mean_ratio": verdict.diagnosis.mean_ratio}
     results = [gate.result(values[gate.metric], advice.intervals.get(gate.metric)) for gate in gates]
     return verdict.model_copy(update={"gates": results})
@@ -276,7 +276,7 @@ def _rounded_down(c: float) -> float:
 
 
 def _need(mismatch: Mismatch, proposal: Proposal | None, target: Target) -> tuple[Need, str]:
-    """Return the need of a correction, and the reason; undecided if both ends of K3's interval differ in it."""
+    """Return the need of a correction, and the reason. It is undecided if the ends of K3's interval give different answers."""
     if mismatch.largest_log_ratio == 0:
         return "none", "Every ratio is exactly 1."
     fits = mismatch.ess_sequence is not None and mismatch.ess_sequence >= target.ess
@@ -366,7 +366,7 @@ def _limitations(replayed: Replayed, null: Replayed | None, mismatch: Mismatch, 
 
 
 def with_null(replayed: Replayed, null: Replayed | None) -> pd.DataFrame:
-    """Table of corrections. false_rejections: the share of the null's tokens rejected, NaN if not replayed there."""
+    """Table of corrections. false_rejections: share of tokens rejected in `null`, a dump without mismatch; NaN if unknown."""
     if null is None:
         return replayed.corrections
     kept = null.corrections.set_index("correction")["effect/kept_tokens"]

@@ -20,7 +20,7 @@ class Versions:
         self.sums: dict[int, np.ndarray] = {}
 
     def add(self, responses: DumpedResponses) -> None:
-        """Add one batch. If any batch lacks versions, the table is empty."""
+        """Add one batch. If any batch lacks the versions of its weights, the table is empty."""
         if responses.version is None:
             self.known = False
             return
