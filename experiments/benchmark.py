@@ -117,7 +117,7 @@ def plan(entry: str, words: Sequence[str], regimes: Regimes, seeds: Collection[i
     runs: list[Planned] = []
     own = [*(UNCORRECTED if entry == CONTROL else ()), *overrides(words)]
     for regime, given in regimes.items():
-        if words and not runs:
+        if words:
             _check_bed(entry, compose(*given, *own), compose(*given))
         for seed in seeds:
             values = compose(*given, *own, *settings, f"seed={seed}")  # a warm start may follow the seed

@@ -39,13 +39,13 @@ def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: boo
         raise UserError(f"{checkpoint.folder}: the run had collapsed before this checkpoint; branch from an earlier one")
     sweep = f"{checkpoint.config.run.sweep}-branch-{checkpoint.config.digest[:6]}-{checkpoint.step}"
     configs = [config for arm in ["", *arms] for config in _seeded(checkpoint, arm, seeds, sweep)]
+    if noise:
+        configs += _seeded(checkpoint, _noise_arm(checkpoint), seeds, sweep)
     if len({config.digest for config in configs}) < len(configs):
         raise UserError("--set: two arms are the same, or one changes nothing; an unchanged arm is always run")
     from analysis.report import report
     from harness.validate import Tasks, check
 
-    if noise:
-        configs += _seeded(checkpoint, _noise_arm(checkpoint), seeds, sweep)
     tasks: Tasks = {}
     for config in configs:
         check(config, tasks)

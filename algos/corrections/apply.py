@@ -136,23 +136,23 @@ def within(values: Tensor, lower: float | None, upper: float | None) -> Tensor:
 def plugged(ratio: Ratio, spec: Correction) -> Tensor:
     """The tokens that every plug-in filter keeps, [B, T] bool. Plug-ins see the whole batch: their bounds may depend on it.
 
-    The mask of a plug-in holds the tokens that the plug-ins before it kept. Raises ValueError on a parameter of the wrong type,
-    and on a result that is not [B, T] bool, because a result [B] would broadcast over the tokens if B = T.
+    Each gets the original mask, so their order has no effect. Raises ValueError on a parameter of the wrong type, and on a result
+    that is not [B, T] bool, because a result [B] would broadcast over the tokens if B = T.
     """
     plugins = {name: filter_ for name, filter_ in spec.reject.items() if isinstance(filter_, Plugin)}
-    left = mask = ratio.mask
+    kept = mask = ratio.mask
     for name, plugin in plugins.items():
         function = CORRECTIONS[plugin.function]
         check(f"correction.reject.{name}.params", function, plugin.params, inputs=("log_ratio", "mask"))
-        keep = function(ratio.l, left, **plugin.params)
+        keep = function(ratio.l, mask, **plugin.params)
         if not isinstance(keep, Tensor) or keep.shape != mask.shape or keep.dtype != torch.bool:
             returned = f"{list(keep.shape)} {keep.dtype}" if isinstance(keep, Tensor) else type(keep).__name__
             raise ValueError(
                 f"correction.reject.{name}: filter {plugin.function} returned {returned}; it must return bool of "
                 f"log_ratio's shape {list(mask.shape)}, for whole responses keep[:, None].expand_as(mask)"
             )
-        left = left & keep
-    return left
+        kept = kept & keep
+    return kept
 
 
 def _statistic(ratio: Ratio, filter_: Reject) -> Tensor:

@@ -4,14 +4,16 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import SKYRL, VERL, VLLM, Fault, beyond, excess, ratio
 
 FLAT = 3.0
+"""Maximum for the fault of the quotient of the mean (logit π − logit μ)² of the first four and later tokens, and its inverse."""
 KURTOSIS = 20.0
-"""Maxima for the fault. FLAT: quotient of the mean (logit π − logit μ)² of the first four and of later tokens, and its inverse.
-KURTOSIS: kurtosis of logit π − logit μ; above it a few tokens carry the mismatch."""
+"""Maximum kurtosis of logit π − logit μ for the fault; above it a few tokens carry the mismatch."""
+BROKEN, FAR = 4.0, 0.05
+"""Normal deviates of E[π/μ] from 1, and its distance from 1, at which μ did not sample the tokens: then no layer is accused."""
 
 
 def _signature(s: Statistics) -> float | None:
     times = ratio(s["places/head"], s["places/rest"])
-    broken = abs(s["identity/z"]) >= 4 and abs(s["identity/mean"] - 1) >= 0.05
+    broken = abs(s["identity/z"]) >= BROKEN and abs(s["identity/mean"] - 1) >= FAR
     return (
         None
         if broken

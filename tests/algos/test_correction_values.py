@@ -212,6 +212,20 @@ def test_filters_commute_and_weights_ignore_them():
     assert torch.equal(kept.counted, kept.kept)
 
 
+def drop_low(log_ratio, mask):
+    """A plug-in filter that keeps tokens of l > .25."""
+    return mask & (log_ratio > 0.25)
+
+
+def test_plug_in_filters_commute():
+    """l = .1, .2, .3, .9, τ = .05: m2po keeps .1 to .3 of the whole mask. Of .3 and .9, which `drop_low` leaves, it would keep
+    none, since the smaller l² is .09."""
+    low, m2 = Plugin("tests.algos.test_correction_values:drop_low"), Plugin("m2po", {"tau": 0.05})
+    for reject in ({"low": low, "m2": m2}, {"m2": m2, "low": low}):
+        kept = of_row([0.1, 0.2, 0.3, 0.9], Correction(reject=reject)).kept
+        assert kept.tolist() == [[False, False, True, False]]
+
+
 def test_m2po_by_hand():
     """l² = [.01, .04, .09, .36], τ = .05: means of the smallest 1, 2, 3, 4 are .01, .025, .0467, .125, so .36 goes."""
     logs, mask = f64([[0.1, -0.2], [0.3, -0.6]]), torch.ones(2, 2, dtype=torch.bool)

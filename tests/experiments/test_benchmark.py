@@ -87,6 +87,13 @@ def test_what_is_no_entry_is_refused(words, said):
         plan("mine", words, INT8, [70])
 
 
+def test_an_entry_must_leave_every_regime_as_it_is():
+    """`model=moe` changes nothing of the mixture's regime, which comes first, and all of the dense one's."""
+    mixture = ["+regime/bed=moe", "+regime/source=int8"]
+    with pytest.raises(UserError, match="changes model, which belong"):
+        plan("mine", ["model=moe"], {"moe/int8": mixture} | INT8, [70])
+
+
 def test_regimes_come_from_a_file(tmp_path):
     file = tmp_path / "regimes.yaml"
     file.write_text('a: "+regime/bed=dense +regime/source=int8"\nb: [+regime/bed=ppo, actor.lr=1e-3, +regime/source=w4a4]\n')

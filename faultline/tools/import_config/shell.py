@@ -34,13 +34,19 @@ PARAMETER = re.compile(r"([A-Za-z_]\w*|[@*#?$!]|\d+)(\[[@*]\])?(?:(:?)([-=+?])(.
 CLOSED_BY = {"if": "fi", "case": "esac", "{": "}", "(": ")"} | dict.fromkeys(("for", "while", "until", "select"), "done")
 KEYWORDS = ("then", "else", "elif", "do", "time", "!", "function", "fi", "done", "esac", "}")
 DECLARING = ("export", "declare", "local", "readonly", "typeset")
+
+
+def _quotient(a: int, b: int) -> int:
+    """a divided by b, rounded towards 0 as bash does."""
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
 OPERATIONS: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.Div: lambda a, b: int(a / b),  # towards 0, as in bash
-    ast.FloorDiv: lambda a, b: int(a / b),
-    ast.Mod: operator.mod,
+    ast.Div: _quotient,
+    ast.Mod: lambda a, b: a - b * _quotient(a, b),
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from algos.corrections.spec import Weight
 from faultline.tools.import_config import operation
-from faultline.tools.import_config.translation import UNREACHED_OFFSET, PolicyKeys, Source, Translation, unusable
+from faultline.tools.import_config.translation import UNREACHED, PolicyKeys, Source, Translation, unusable
 
 POLICY = PolicyKeys(
     "trainer.policy.model.path", "data.train_data", "trainer.max_prompt_length", "generator.sampling_params.max_generate_length"
@@ -107,7 +107,7 @@ def _loss(source: Source, out: Translation) -> None:
     elif kind == "cross_entropy":
         out.loss("cross_entropy")
     elif kind == "importance_sampling":
-        out.loss("ppo", eps_low=1.0, eps_high=UNREACHED_OFFSET, dual_clip=None)
+        out.loss("ppo", eps_low=1.0, eps_high=UNREACHED, dual_clip=None)
     else:
         reason = "SkyRL pre-divides advantages by the token count, so its covariance bounds never match what they say"
         out.lost.append(f"{source.key('policy_loss_type')}={kind}: " + (reason if "cov" in str(kind) else "no such loss here"))

@@ -13,10 +13,9 @@ from algos.corrections.spec import Correction, Denominator, Normalize, Plugin, R
 from harness.errors import UserError, printable
 
 LIST_IN_TEXT = re.compile(r"""\[\s*['"]?([^'",\]]+?)['"]?\s*(?:,.*)?\]""", re.S)
-UNREACHED = 4.85e8
-"""Bound just below e²⁰, at which ratios are clamped, so that truncation at this bound has practically no effect."""
-UNREACHED_OFFSET = 4.86e8
-"""Offset from 1 that no ratio exceeds. It replaces ∞, which a config cannot contain."""
+UNREACHED = 4.86e8
+"""Bound of a ratio, and offset from 1, that no ratio exceeds, since ratios are clamped at e²⁰. It replaces ∞, which a config
+cannot contain."""
 
 LARGE_MODELS_LR = 1e-4
 """Learning rate below which the built-in small model hardly learns. Large models are trained at 1e-6 to 1e-5."""

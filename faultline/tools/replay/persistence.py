@@ -64,7 +64,7 @@ def _persistence(dump: Dump) -> Lasting:
             return Lasting(None, f"the dump has no {' and no '.join(lacking)}")
         for step in pc.unique(table["step"]).to_pylist():
             kept.setdefault(step, []).append(table.filter(pc.equal(table["step"], step)))
-            first = next(iter(kept))
+            first = min(kept)
             best = min(kept.keys() - {first}, key=lambda step: (abs(abs(step - first) - LAG), step), default=first)
             kept = {step: tables for step, tables in kept.items() if step in (first, best)}
     steps = {step: {key: ratio for table in tables for key, ratio in _prefixes(table)} for step, tables in kept.items()}

@@ -226,7 +226,7 @@ TRL = {  # config without use_vllm: true → (loss, its parameters, reduction, c
         correction(weight("token", "mask", None, 3.0)), [], []),
     "no bound at all": (
         {"vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_max": math.inf}, "ppo", PPO, "token_mean",
-        correction(weight("token", "truncate", None, 4.85e8)), [], []),
+        correction(weight("token", "truncate", None, 4.86e8)), [], []),
     "off-policy mask alone": (
         {"vllm_importance_sampling_correction": False, "off_policy_mask_threshold": 0.5}, "ppo", PPO, "token_mean",
         correction(NONE, {"off_policy": keep("geometric", "ratio", math.exp(-0.5), None, "negative_advantage")}, ratio="current"),
