@@ -18,7 +18,7 @@ class Batch(NamedTuple):
     logp_ref: log π_ref of the reference policy of a KL term. None without such a term.
     prompt: [B] integers, the number of the prompt that each response answers. None when neither a reduction nor a
         correction reads it.
-    selected: bool, the tokens that a selecting loss such as clip_cov treats differently, from `Objective.select`; else None.
+    selected: bool, from `Objective.select`: the tokens that a loss such as clip_cov treats differently. None for other losses.
     """
 
     logp_rollout: Tensor

@@ -1,4 +1,4 @@
-"""Registries of plug-ins by name. Importing this module costs nothing: an entry is loaded at its first use."""
+"""Registries of plug-ins by name. Importing this module costs nothing: a plug-in is imported at its first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Correction, diagnostics and loss against verl 0.9.1's functions on the same tensors; ours give all of verl's outputs."""
+"""Correction, diagnostics and loss against verl 0.9.1's functions on the same tensors; Faultline's give all of verl's outputs."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ TOKEN_TIS = OBJECTIVE._replace(correction=Correction(weight=SPEC.weight))
 
 
 def cases() -> Iterator[Case]:
-    """Generate, per batch shape, a case of the forward pass, one with backward, and one of token truncation against the loss."""
+    """Generate three cases per batch shape: forward, forward with backward, and token truncation compared with the loss."""
     theirs = _verl()
     for rows, columns in SHAPES:
         shape = f"{rows} responses of up to {columns} tokens"

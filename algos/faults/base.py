@@ -1,4 +1,4 @@
-"""A fault of logged log-probabilities: how a batch's statistics reveal it, a sentence of evidence, and where its cause may be."""
+"""A fault of logged log-probabilities: how a batch's statistics reveal it, a sentence that says so, and where its cause is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUESTIONS: dict[Question, str] = {
 }
 
 SURE = 4.0
-"""Number of normal deviates that shows a fault: its probability by chance is 6e-5. 265 batches without a fault had up to 3.9."""
+"""Minimum |normal deviate| that shows a fault. Its probability by chance is 6e-5. 265 batches without a fault had up to 3.9."""
 SIZE = 0.004
 """Minimum |E[ρ] − 1|, ρ = π/μ, for a broken identity E[ρ] = 1: with few prompts a smaller deviation occurs without a fault."""
 LEANING = 2.5
@@ -85,4 +85,4 @@ SKYRL = "NovaSky-AI/SkyRL a9564572e"
 TRL = "huggingface/trl f2cd57710"
 PRIME = "PrimeIntellect-ai/prime-rl 559b44772"
 VLLM = "vllm 0.32"
-"""The constants from VERL to VLLM are the versions of frameworks in which the names of the config keys were read."""
+"""Version of vLLM whose config keys `Fault.check` names; VERL, SKYRL, TRL and PRIME are the versions of other frameworks."""

@@ -14,7 +14,7 @@ without a fault, 0.21 that with another temperature."""
 
 
 def _guess(s: Statistics) -> tuple[str, str, float]:
-    """The column and base that would best give the measured slope of log π on log μ: (column, base, relative distance)."""
+    """The column and base that best explain the slope of log π on log μ: (column, base, relative distance of the slopes)."""
     slopes = [(column, base, slope) for base, log in BASES.items() for column, slope in (("rollout", log), ("trainer", 1 / log))]
     return min(((column, base, abs(s["slope/base"] / slope - 1)) for column, base, slope in slopes), key=lambda part: part[2])
 
