@@ -31,7 +31,7 @@ class Batch(NamedTuple):
     selected: Tensor | None = None
 
     def rows(self, index: Tensor | slice) -> Batch:
-        """The batch of the responses that `index` selects: a tensor of row numbers, or a slice."""
+        """The batch of the responses that `index` selects: a tensor of their numbers, or a slice."""
         return Batch._make(None if part is None else part[index] for part in self)
 
     def widened(self) -> Batch:

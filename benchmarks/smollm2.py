@@ -1,6 +1,6 @@
 """One RL step of SmolLM2, fp32, against TRL's GRPOTrainer, on 64 responses of 64 tokens each.
 
-Faultline and TRL train the same weights by GRPO with one optimizer step per batch, each in its own process, so that neither
+Faultline and TRL train the same weights by GRPO with one optimizer step per batch. Each has its own process, so that neither
 holds the other's memory. No response ends early. TRL trains on its whole batch at once, by default; Faultline uses micro-batches.
 """
 

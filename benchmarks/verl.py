@@ -81,7 +81,7 @@ def _truncation(logp: Tensor, batch: Batch) -> dict[str, Callable[[], object]]:
 
 
 def _batch(rows: int, columns: int) -> tuple[Tensor, Batch]:
-    """Return random log π_θ [rows, columns] and a ragged batch, some of whose tokens are clipped and some rows rejected."""
+    """Return random log π_θ [rows, columns] and a ragged batch, some of whose tokens are clipped and responses rejected."""
     generator = torch.Generator().manual_seed(0)
     normal = functools.partial(torch.randn, rows, columns, generator=generator)
     old = -2 * torch.rand(rows, columns, generator=generator)

@@ -30,7 +30,7 @@ class Corrected(NamedTuple):
     counted: Tensor
 
     def rows(self, index: Tensor | slice) -> Corrected:
-        """The weights, kept and counted tokens of the responses that `index` selects: a tensor of row numbers, or a slice."""
+        """The weights, kept and counted tokens of the responses that `index` selects: a tensor of their numbers, or a slice."""
         return Corrected(*(part[index] for part in self))
 
 

@@ -32,8 +32,8 @@ def alignment(pairs: LogpPairs) -> dict[str, float]:
     correlation, correlation_next, correlation_last: Pearson's r of log μ_t with log π_t, log π_(t+1) and log π_(t−1), all raised
     to at least −20 nats.
     shifted: share of responses whose mean |log μ_t − log π_(t±1)| is below half of that at t.
-    permuted: share of responses whose mean |log μ − log π| with the log π of another response of equal length is below a fifth
-    of that with their own, and of that with nine tenths of the other responses. Shifted responses are left out.
+    permuted: share of responses whose mean |log μ − log π| with the log π of another response of equal length is small: below a
+    fifth of that with their own, and below a fifth of that with nine tenths of the others. Shifted responses are left out.
     `shifted` and `permuted` only count responses of eight tokens or more whose mean |log μ − log π| is 0.05 nats or more.
     Limits: if log π is shifted by one token, r = 1 with the next or previous token; responses with equal log π cannot be told
     apart and do not count as permuted.

@@ -3,7 +3,7 @@
 E_μ[ρ | prefix] = Σ_x μ(x)·π(x)/μ(x) = 1        where μ(x) > 0 wherever π(x) > 0
 
 Here ρ = π/μ of the sampled token. The identity holds for every prefix, so also by token position, turn and version of the
-weights, whatever the precision, the staleness and the size of the mismatch. Source: the law of change of measure. It fails where
+weights. Precision, staleness and the size of the mismatch do not matter. Source: the law of change of measure. It fails where
 another policy sampled the tokens, and where log π or log μ is not what it is said to be. It also fails where the sampler left out
 tokens: the mean is then the mass it kept, see `support`.
 Limits: the lack of large, rare ratios in a batch lowers the mean and its error, more so the larger K3 = E[ρ − 1 − log ρ] is.
@@ -58,7 +58,7 @@ def exponent(l: Tensor) -> float:
     """The exponent a > 0 with E[e^(a·l)] = 1, l = log π − log μ, by bisection over [1/8, 8]; NaN where there is none.
 
     E[e^(a·l)] is convex in a and 1 at a = 0, so there is at most one other root: a = 1 if μ sampled. If log π and log μ are both
-    in base 2 or 10, they have l/ln 2 or l/ln 10 in place of l, and so a = 0.693 or 2.303.
+    in base 2 or 10, their difference is l/ln 2 or l/ln 10, and so a = 0.693 or 2.303.
     """
 
     def excess(a: float) -> float:

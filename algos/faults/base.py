@@ -63,8 +63,8 @@ def broken(s: Statistics) -> float | None:
 def sampled(s: Statistics) -> bool:
     """Whether π and μ look like two policies of which μ sampled: E[π/μ] is near 1, and K1 = E[log μ − log π] clearly above 0.
 
-    Both hold for a trainer that does not see the prompt, which otherwise looks like permuted rows or a wrong end token. Permuted
-    rows have a K1 near 0, and a wrong end token moves E[π/μ] by more than `LEANING` normal deviates.
+    Both hold for a trainer that does not see the prompt, which otherwise looks like permuted responses or a wrong end token.
+    Permuted responses have a K1 near 0, and a wrong end token moves E[π/μ] by more than `LEANING` normal deviates.
     """
     return max(abs(s["identity/z"]), abs(s["identity/drawn_z"])) < LEANING and s["identity/k1_z"] > SURE
 

@@ -1,4 +1,4 @@
-"""Fault `permuted`: rows of log μ or log π belong to other responses of the batch."""
+"""Fault `permuted`: log μ or log π of some responses are those of other responses of the batch."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import Fault, beyond, ratio, sampled
