@@ -93,7 +93,7 @@ class ReplayResult(NamedTuple):
     """Data frames that `replay` returns: the effect of corrections on a dump, and the dump's mismatch.
 
     corrections: a row per correction, with the metrics that a run logs and effect/*. thresholds: a row per family
-    (corrections that differ only in the bound) and bound. profiles: mean effective weight by token position and response length.
+    (corrections that differ only in the bound) and bound. profiles: mean weight, 0 if rejected, by position and response length.
     mismatch: statistics of the dump, as from `mismatch`. versions: a row per age of the weights that sampled a token, empty
     if the dump has no column of versions. skipped: correction -> the column that it needs and the dump lacks.
     """

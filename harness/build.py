@@ -114,7 +114,7 @@ def build_engine(config: Config, shape: PretrainedConfig, task: Task) -> functoo
 
 
 def local_engine(plan: Plan, precision: PrecisionConfig, *, noise: float = 0.0, **truncation) -> LocalEngine:
-    """Make an embedded engine for a run's policy and temperature. noise: relative, on weights. truncation: `Sampling` fields."""
+    """Make the embedded engine of a run. noise: size of synthetic noise on the weights. truncation: fields of `Sampling`."""
     sampling = Sampling(temperature=plan.config.rollout.temperature, stop=stops(plan.task), **truncation)
     return LocalEngine(plan.shape, precision, sampling, noise=noise)
 
@@ -138,7 +138,7 @@ def build_detectors(config: Config) -> dict[str, functools.partial]:
 def bind(
     plugin: Callable, key: str, params: dict, *, inputs: Sequence[str] | None = None, provided: Sequence[str] = ()
 ) -> functools.partial:
-    """Bind `params` to keyword-only parameters of `plugin`. Raises UserError if these or the `inputs` of a run do not fit it."""
+    """Bind keyword parameters `params` to `plugin`. Raises UserError unless it takes them and the positional `inputs`."""
     try:
         check(key, plugin, params, inputs=inputs, provided=provided)
     except ValueError as error:
@@ -147,7 +147,7 @@ def bind(
 
 
 def _check_marked(registry: Registry, key: str, name: str, mark: str, what: str) -> None:
-    """Raise UserError if a plug-in lacks the attribute `mark`, which a run reads. what: its meaning, for the message."""
+    """Raise UserError if a plug-in lacks the attribute `mark`, which a run reads. what: the attribute's meaning."""
     if not hasattr(registry[name], mark):
         raise UserError(f"{key}={name}: does not say {what}")
 

@@ -158,7 +158,7 @@ def _scored(net: PreTrainedModel, against: Engine, responses: SampledResponses) 
 
 
 def _built(net: PreTrainedModel, chosen: Engine, context: int, stop: tuple[int, ...] = ()) -> RolloutEngine:
-    """An engine with the weights of a model. context: maximum number of tokens of a prompt with its response."""
+    """Build the engine `chosen` with a model's weights. context: maximum number of tokens of a prompt with its response."""
     kind: Any = ENGINES[chosen.name]
     kind.check(net.config, chosen.formats, "compute")
     engine = kind(net.config, chosen.formats, Sampling(stop=stop), **({"context": context} if chosen.name == "vllm" else {}))

@@ -55,8 +55,8 @@ INT8_EXACT_WIDTH = 1040
 class EngineMatrix(NamedTuple):
     """A weight matrix in the form by which the engine multiplies.
 
-    codes: [K, N], for K inputs and N outputs. scale: of the output, scalar, [N] or [⌈K/128⌉, N]; None if the codes are the
-    values. bias: [N]. cast: whether the matrix and its inputs are cast; false for a layer left in the compute dtype.
+    codes: [K, N], for K inputs and N outputs. scale: one for all codes, [N] for the outputs, or [⌈K/128⌉, N] for blocks of
+    inputs; None if the codes are the values. bias: [N]. cast: false if matrix and inputs stay in the compute dtype.
     """
 
     codes: Tensor
@@ -84,7 +84,7 @@ class Arithmetic:
         return casts.round_to(x, self.compute)
 
     def weight(self, weight: Tensor, bias: Tensor | None = None, *, cast: bool = True) -> EngineMatrix:
-        """Cast a weight [N, K] to the precision's format of weights, or with cast=False to its compute dtype."""
+        """Cast a weight [N, K] to the precision's format of weights, or with cast=False leave it in the compute dtype."""
         if not cast:
             return EngineMatrix(weight.t().contiguous(), None, bias, cast)
         codes, scale = WEIGHT_CASTS[self.weights](weight)
@@ -96,7 +96,7 @@ class Arithmetic:
         return EngineMatrix(codes.t().contiguous(), scale, bias)
 
     def activation(self, x: Tensor, *, cast: bool = True) -> tuple[Tensor, Tensor | None]:
-        """Cast inputs x [B, K] to the precision's format. Returns (codes, scale per row or per 128 values of a row)."""
+        """Cast inputs x [B, K], unless cast=False, to the precision's format. Returns (codes, scale by row or by 128 values)."""
         if not cast:
             return x, None
         return ACTIVATION_CASTS[self.activations](x)

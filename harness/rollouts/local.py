@@ -62,7 +62,7 @@ class _Nodes(NamedTuple):
 
 
 class LocalEngine(RolloutEngine):
-    """Embedded engine: batched sampling from a transformers model. `score` repeats that computation for given tokens.
+    """Embedded engine: batched sampling from a transformers model. `score` repeats the computation of sampling for given tokens.
 
     router_dtype: "fp32" keeps the router of a mixture in fp32, whatever the precision's compute dtype.
     head_dtype: "fp32" keeps the output head in fp32.
@@ -206,7 +206,7 @@ class LocalEngine(RolloutEngine):
         return self._sample_from_kept(prompts, begun, going, uniforms)
 
     def _sample(self, prompts: Tensor, begun: Rollout, going: Tensor, uniforms: Tensor, history: History | None) -> Rollout:
-        """Extend responses `begun` by one token per column of `uniforms`. history: contexts with cached KV, or None."""
+        """Extend responses `begun` by a token per column of `uniforms`. history: tokens of `prompts` if their KV is cached."""
         uniforms = uniforms.to(self.device, torch.float64)
         given, going = begun.tokens.to(self.device), going.to(self.device)
         start = given.shape[1]
@@ -297,8 +297,8 @@ class LocalEngine(RolloutEngine):
 
         Rows with equal tokens so far are computed once: the samples of a prompt form a tree, and each step computes its nodes.
         replay: routes (experts) to take, which are then also equal in the rows of a node. support: tokens to renormalise over
-        (`Recorded`), instead of this engine's own truncation. history: tokens and weight versions of the prompts, if they end
-        with a response that may go on; its KV is then cached.
+        (`Recorded`), instead of this engine's own truncation. history: tokens and weight versions of prompts that end with an
+        unfinished response, whose KV is then cached; None for other prompts.
         """
         width = prompts.shape[1]
         filled = (prompts != PAD).any(0)

@@ -71,8 +71,8 @@ On a CPU, chunks would lose the seed (vLLM 0.32)."""
 class VllmEngine(RolloutEngine):
     """Samples responses with vLLM. Tensors may be on a GPU; responses are on the device of the prompts.
 
-    The tokens of `Sampling.record_support` are read off the log-probabilities of the most probable tokens. vLLM 0.32 itself
-    returns sampling masks (`return_sampling_mask`) only from its model runner for GPUs.
+    Sampling masks (`Sampling.record_support`) are made from the log-probabilities of the most probable tokens. vLLM 0.32
+    itself returns them (`return_sampling_mask`) only from its model runner for GPUs.
 
     kv_cache_gib: memory of the KV cache in GiB.
     context: maximum number of prompt and response tokens; None for the model's limit.
@@ -218,7 +218,7 @@ class VllmEngine(RolloutEngine):
         return padded([list(sample.token_ids) for sample in samples], length, PAD, torch.int64).to(prompts.device)
 
     def score(self, prompts: Tensor, tokens: Tensor) -> Tensor:
-        """Score tokens by a prefill of prompt and response, whose log-probabilities vLLM gives at temperature 1 only."""
+        """Return log-probabilities of a prefill of prompt and response. vLLM gives them at temperature 1 only."""
         self._loaded_version()
         length = tokens.shape[1]
         if prompts.shape[1] + length + 1 > self.context:  # vLLM samples one token more

@@ -151,7 +151,7 @@ def together(table: pd.DataFrame) -> list[pd.DataFrame]:
 
 
 def _called(methods: Iterable[str]) -> str:
-    """Join names of gradient estimators, LOSS CORRECTION, with the losses that share a correction before it: `pg, ppo icepop`."""
+    """Join gradient estimators' names, LOSS CORRECTION. Losses with one correction stand together before it: `pg, ppo icepop`."""
     losses: dict[str, dict[str, None]] = {}
     for method in methods:
         loss, _, correction = method.partition(" ")

@@ -35,7 +35,7 @@ Sums = dict[str, np.ndarray]
 
 
 class Thresholds:
-    """Sums over batches for corrections `chosen` (None: all) at bounds `c` [K]. Call `add` for each batch, then `table`."""
+    """Sums over batches for kinds of correction `chosen` (None: all) at bounds `c` [K]. Call `add` by batch, then `table`."""
 
     def __init__(self, c: np.ndarray = DEFAULT, chosen: list[Family] | None = None):
         self.c = np.asarray(c, dtype=np.float64)
