@@ -56,7 +56,7 @@ class Rollout(NamedTuple):
     tokens: int64, PAD after a stop token. logp: fp32 nats, log μ of each token under the distribution that it was drawn from,
     by the forward pass that drew it; 0 on PAD. version: int64, version of the weights that drew the token. expert_ids,
     expert_weights: experts chosen in that forward pass (`routes.Routes`); None for a dense model, or if the engine does not
-    report them. support: tokens that top_p and top_k left at each position (`recorded.Recorded`); None without
+    report them. support: tokens that top_p and top_k left to sample from (`recorded.Recorded`); None without
     `Sampling.record_support`. turns: int64, number of the token's turn. environment: bool, tokens that the environment wrote;
     their logp is 0. turns and environment are None for a task without an environment (`turns.py`).
     """
@@ -98,7 +98,7 @@ class RolloutEngine(ABC):
     @classmethod
     @abstractmethod
     def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str, **params: Any) -> None:
-        """Raise UserError, naming the alternatives, if this engine cannot run with these settings here. Builds nothing."""
+        """Raise UserError, naming the alternatives, if this engine cannot run with these settings on this machine."""
 
     @classmethod
     def reports_routes(cls) -> ReportedRoutes:

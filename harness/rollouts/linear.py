@@ -109,7 +109,7 @@ class Arithmetic:
         return codes * (scale.repeat_interleave(casts.FP8_BLOCK, -1)[:, : codes.shape[-1]] if scale.shape[-1] > 1 else scale)
 
     def product(self, codes: Tensor, scale: Tensor | None, weight: EngineMatrix) -> Tensor:
-        """Product [B, N] of rows cast by `activation` and a weight, plus its bias, rounded once to the compute dtype."""
+        """Product [B, N] of a weight and rows that `activation` has cast, plus the bias, rounded once to the compute dtype."""
         if self.weights == "fp8_block" and weight.cast:
             y = _sum_of_blocks(codes, scale, weight)
         elif self.activations == "int8_token" and weight.cast and codes.shape[-1] > INT8_EXACT_WIDTH:

@@ -296,7 +296,7 @@ class LocalEngine(RolloutEngine):
         """Return (tokens [B, length], log-probabilities [B, length], experts and sampling masks); PAD and 0 after the end.
 
         Rows with equal tokens so far are computed once: the samples of a prompt form a tree, and each step computes its nodes.
-        replay: routes (experts) to take, which are then also equal in the rows of a node. support: tokens to renormalise over
+        replay: routes (experts) to take; only rows with equal routes then share a node. support: tokens to renormalise over
         (`Recorded`), instead of this engine's own truncation. history: tokens and weight versions of prompts that end with an
         unfinished response, whose KV is then cached; None for other prompts.
         """

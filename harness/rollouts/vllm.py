@@ -76,7 +76,7 @@ class VllmEngine(RolloutEngine):
 
     kv_cache_gib: memory of the KV cache in GiB.
     context: maximum number of prompt and response tokens; None for the model's limit.
-    tensor_parallel: number of neighbouring ranks that hold one engine together; each rank gets the responses to its own rows.
+    tensor_parallel: number of neighbouring ranks that hold one engine together; each rank gets the responses to its own prompts.
     sleep: between rollouts the weights wait in host memory and the KV cache is freed, for an actor on the same GPU.
     sync_tolerance: tolerated mean |log μ − log π| of engine and actor after loading weights, in nats; None for the
     precision's own.

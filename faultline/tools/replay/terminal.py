@@ -169,7 +169,7 @@ def starved(verdict: Verdict) -> list[str]:
 
 
 def pastes(verdict: Verdict) -> list[dict[str, list[str]]]:
-    """List of {framework: settings to copy}: of each correction that tested rules choose, or without rules of the proposed weight."""
+    """List of {framework: settings to copy}, one for each correction that tested rules choose, else for the proposed weight."""
     if _tested(verdict):
         return list({one.arm: one.settings for one in verdict.deployed if one.settings}.values())
     return [verdict.proposal.settings] if verdict.proposal else []

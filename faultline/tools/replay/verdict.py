@@ -176,7 +176,7 @@ def judge(
 ) -> Verdict:
     """Judge a replayed dump and return its verdict.
 
-    null: replay of a dump without mismatch. advice: the proposed bounds, at the same target. found: the diagnosis of the dump; no
+    null: replay of a dump without mismatch. advice: the bounds proposed for `target`. found: the diagnosis of the dump; no
     correction is proposed unless it is "consistent". shown: names of the presets to list; None for all.
     """
     diagnosis = diagnosed(found)
@@ -316,7 +316,7 @@ def _reason(need: Literal["none", "advised", "required"], mismatch: Mismatch) ->
 
 
 def listed(replayed: Replayed, null: Replayed | None, shown: Container[str] | None = None) -> list[PresetEffect]:
-    """Effects of the replayed presets named in `shown` (None: all presets), by ascending ESS."""
+    """Effects on a dump of the presets in `shown` (None: all), by ascending ESS. null: a dump without mismatch, or None."""
     return [
         PresetEffect(
             preset=row["correction"],
