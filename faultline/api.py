@@ -26,7 +26,7 @@ from harness.room import bounded
 def correct(batch: Batch | None = None, *, correction: Correction | str, **arrays: Unpack[Arrays]) -> Corrected:
     """Return the weights and the mask that a correction gives a batch, as detached tensors [B, T].
 
-    With these, loss = Σ kept·weights·loss_t / Σ counted, where loss_t is the loss of a token. Other reductions use the same two.
+    With these, loss = Σ kept·weights·loss_t / Σ counted, where loss_t is the loss of a token. Other reductions use both as well.
 
     correction: a `Correction`, the name of a preset such as "icepop", or a YAML file. If it has normalize=batch, pass all
     responses of an optimizer step in one call. arrays: logp_old, logp_rollout, mask, advantages and segments; see `Arrays`.

@@ -22,7 +22,7 @@ from harness.rollouts.local import LocalEngine
 from harness.tasks import TASKS, Task, stops
 
 BY_TOKEN = {"mask", "values"}
-"""Names of inputs. An advantage estimator that takes any of them maps rewards [B, T] to advantages [B, T], token by token.
+"""Inputs of advantage estimators. An estimator that takes one of them maps rewards [B, T] to advantages [B, T], token by token.
 values: a critic's V, [B, T]."""
 
 PROVIDED = {"lengths", "greedy"} | BY_TOKEN
@@ -166,7 +166,7 @@ def own_precision(config: Config) -> PrecisionConfig:
 
 
 def samples_as_trainer(config: Config) -> bool:
-    """Whether rollouts sample exactly the trainer's policy: embedded engine, same precision and weights, no noise, no top_p."""
+    """Whether rollouts sample exactly the trainer's policy: local engine, same precision and weights, no noise, top_p, top_k."""
     r, own = config.rollout, own_precision(config)
     same = r.precision.model_copy(update={"name": own.name}) == own and (r.staleness, r.partial_tokens) == (0, None)
     whole = (r.kv_cache, r.top_p, r.top_k) == ("compute", 1.0, 0)

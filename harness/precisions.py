@@ -27,7 +27,7 @@ class Dtype(NamedTuple):
     bytes: int
     """Size of one number of the dtype, in bytes."""
     tolerance: float
-    """Accepted mean |log μ − log π| of engine and actor after loading weights, in nats: over 20 times normal (docs/vllm.md)."""
+    """Accepted mean |log μ − log π| of engine and actor after a load, in nats: over 20 times what is normal (docs/vllm.md)."""
 
 
 COMPUTE = {"fp32": Dtype("float32", 4, 1e-3), "bf16": Dtype("bfloat16", 2, 0.3), "fp16": Dtype("float16", 2, 0.1)}

@@ -1,4 +1,4 @@
-"""Routing replay: which forward pass chooses the experts for training, and which combinations are useless or meaningless."""
+"""Routing replay: which forward pass chooses the experts for training, and which settings make that useless or impossible."""
 
 from __future__ import annotations
 

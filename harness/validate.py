@@ -92,7 +92,7 @@ def _try_out(objective: Objective) -> None:
 
 
 def _check_scoring(config: Config, objective: Objective) -> None:
-    """Raise UserError if actor.scoring=none although a setting needs π_old, or a correction the whole batch."""
+    """Raise UserError if actor.scoring=none although a setting needs π_old or a correction needs the whole batch."""
     correction = config.correction
     needs = {
         f"loss={config.loss.name} and proximal={config.proximal} with kl={config.kl.name or 'none'} and "

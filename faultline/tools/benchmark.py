@@ -127,7 +127,7 @@ def _train(runs: Sequence[Planned], words: Sequence[str]) -> None:
 
 
 def table(found: pd.DataFrame, label: str, every_row: bool) -> pd.DataFrame:
-    """Table of scores, best first: the loss or correction `label`, no correction, no mismatch, recorded ones."""
+    """Table of scores, best first: the loss or correction `label`, no correction, no mismatch, best (every_row: all) records."""
     others = found[~found.entry.isin([label, NONE, CONTROL])].index[: None if every_row else SHOWN]
     kept = found[found.entry.isin([label, NONE, CONTROL]) | found.index.isin(others)]
     rows = [

@@ -59,7 +59,7 @@ def score(model: str, source: Path, out: Path, *, sampler: str, scorer: str, sam
 
     source: a text file with a prompt a line, to which `sampler` makes `samples` responses of at most `tokens` tokens each; or a
     dump with columns `prompt` and `tokens`, whose responses and log μ are kept. sampler, scorer: ENGINE:FORMAT.
-    Raises UserError on an engine or a format that is unknown or cannot be used here, and on a source that cannot be read.
+    Raises UserError on an engine or a format that is unknown or unusable on this machine, and on a source that cannot be read.
     """
     by, against = parse("--sampler", sampler), parse("--scorer", scorer)
     if by.name == HF:

@@ -112,7 +112,7 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Load the trainer's weights, by transformers name, in the engine's precision. After an error it has no weights."""
+        """Take the trainer's weights, by transformers name, in the engine's precision. On an error the engine has no weights."""
 
     @abstractmethod
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:

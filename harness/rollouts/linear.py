@@ -1,8 +1,8 @@
 """The arithmetic of one precision: where a linear layer rounds, and what its weights and activations are cast to.
 
 Values are held in fp32, and rounded to the compute dtype after each operation whose result a 16-bit kernel would store. This
-gives what fp32 accumulation with a 16-bit output gives. On a CPU without 16-bit matrix units it is several times faster than
-native 16-bit tensors. A quantised linear layer multiplies codes, accumulates in fp32, applies both scales and rounds once
+gives what fp32 accumulation with a 16-bit output gives. On a CPU without 16-bit matrix units fp32 is several times faster
+than native 16-bit tensors. A quantised linear layer multiplies codes, accumulates in fp32, applies both scales and rounds once
 (`casts.py`).
 """
 

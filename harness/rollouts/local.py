@@ -190,7 +190,7 @@ class LocalEngine(RolloutEngine):
         return Mixture(self.arithmetic, router, experts)
 
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
-        """Sample each token by inverting the cumulative distribution at its uniform number, without hidden random state."""
+        """Sample each token by inverting the cumulative distribution at its number in `uniforms`, without hidden random state."""
         nothing = torch.zeros(len(prompts), 0, dtype=torch.int64, device=prompts.device)
         everyone = torch.ones(len(prompts), dtype=torch.bool)
         return self._sample(prompts, Rollout(nothing, nothing.float(), nothing), everyone, uniforms, None)
@@ -199,7 +199,7 @@ class LocalEngine(RolloutEngine):
         """Sample further tokens of responses `begun` by the computation of `generate`.
 
         A response generated in parts equals, bit for bit, one generated at once with the same weights. Under a rule of
-        `kv_at_sync` that keeps KV, the beginnings are not computed again.
+        `kv_at_sync` that keeps KV, the responses so far are not computed again.
         """
         if self.prefixes is None:
             return self._sample(prompts, begun, going, uniforms, None)

@@ -23,7 +23,7 @@ from torch import Tensor
 from harness.tasks import PAD
 
 KvAtSync = Literal["recompute", "salt", "keep"]
-"""Rule for KV at a sync of the weights. recompute: drop it. salt: keep that of unfinished responses. keep: also keep prompts'."""
+"""Rule for KV at a weight sync. recompute: drop it. salt: keep that of unfinished responses. keep: also that of prompts."""
 PROMPTS = 4096
 """Maximum number of prompts whose KV is cached. The one read least recently is dropped first, as in vLLM and SGLang."""
 

@@ -129,7 +129,7 @@ def head_sizes() -> tuple[int, ...]:
 
 
 def forget_reloading(model: torch.nn.Module) -> None:
-    """Drop vLLM's records for reloading a model, which in vLLM 0.32 would keep its layers and KV cache alive."""
+    """Drop vLLM's records for reloading a model. In vLLM 0.32 they would keep the model's layers and KV cache alive."""
     from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
 
     for layer in model.modules():

@@ -69,7 +69,7 @@ def shown(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def present(table: pd.DataFrame, title: str, note: str, out: Path) -> Path:
-    """Print the gradient estimators of a fixed bound, write all to gradient.html and gradient.csv. Returns the page's path."""
+    """Print gradient estimators of a fixed bound; write all of them to gradient.html and gradient.csv. Returns the page path."""
     show(title, shown(table[table.family.isna()]))
     print(*answer(table), sep="\n")
     out = output_folder(out)

@@ -169,7 +169,7 @@ class Advisor:
         return max(int(good[0]), floor) if len(good) else None
 
     def _unneeded(self, family: Family, curve: _Curve) -> str:
-        """Reason why a correction needs no bound: the ESS without one suffices, or the smallest keeps enough tokens. Else ""."""
+        """Reason why a correction needs no bound: enough ESS without one, or enough tokens kept by the smallest. Else ""."""
         if family.action == "truncate":
             return f"ESS {curve.ess[-1]:.3f} without" if curve.ess[-1] >= self.target.ess else ""
         return f"the smallest keeps {curve.kept[0]:.2%} of the tokens" if curve.kept[0] >= self.target.kept else ""

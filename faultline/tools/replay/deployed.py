@@ -54,7 +54,7 @@ def _answer(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], polic
 def _measured(frozen: Mapping[str, Any], name: str) -> str:
     """A sentence with the scores of a rule that chooses a correction (docs/decision.md): shares of the gain without mismatch.
 
-    frozen: the rules for one deployed policy, from `records.verdict`. name: the rule's.
+    frozen: the rules for one deployed policy, from `records.verdict`. name: name of the rule.
     """
     own, none = frozen["scores"][name], frozen["scores"]["always none"]
     return (

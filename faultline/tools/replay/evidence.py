@@ -32,7 +32,7 @@ def known(path: Path, precision: str | None = None, baseline: Path | None = None
     """Return what explains the mismatch of a dump, read from the config of its run: precision, lag and noise.
 
     path: a run folder, its dumps or one of their files. precision: a name of `rounding.K3`, which replaces that of the config.
-    baseline: a dump of the same model without a fault. Raises UserError on another precision or a baseline with a fault.
+    baseline: a dump of the same model without a fault. Raises UserError on an unknown precision or a baseline with a fault.
     """
     facts = _configured(path)
     if precision is not None:

@@ -140,7 +140,7 @@ class Family(NamedTuple):
         return (none if self.action == "truncate" else 1 / c), c
 
     def at(self, c: float) -> Correction:
-        """The correction of a family with the bound C, as a config specifies it."""
+        """The correction of this kind that has the bound C, as a config specifies it."""
         lower, upper = (float(bound[0]) for bound in self.bounds(np.array([float(c)])))
         settings: dict[str, Any] = {"level": self.level, "lower": None if lower == -np.inf else lower, "upper": upper}
         if self.action == "reject":

@@ -22,7 +22,7 @@ from faultline.tools.replay.sources import Dump
 from harness.room import bounded
 
 LAG = 20
-"""Lag between the two steps of a dump whose log ratios are compared. The rules of docs/decision.md were tuned on 20 syncs."""
+"""Lag, in steps, of the two compared steps of a dump. The rules that choose a correction (docs/decision.md) were tuned at 20."""
 ACCEPTED = range(10, 41)
 """Lags in steps, half to twice LAG, at which the persistence of a mismatch may influence the choice of a correction."""
 FEWEST = 100

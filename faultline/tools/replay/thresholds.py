@@ -31,7 +31,7 @@ DEFAULT = _default()
 """Default bounds C: 1,000 from 1 + 1e-6 to e²⁰, where ratios are clamped, 1.7 % apart in log C, ROUND among them."""
 
 Sums = dict[str, np.ndarray]
-"""Sums of a kind of correction at each bound, [K], by name, over tokens with effective weight g and exact sequence weight R."""
+"""Name -> sum over tokens at each bound of a kind of correction, [K]. g: effective weight; exact: sequence weight R."""
 
 
 class Thresholds:
