@@ -239,7 +239,7 @@ class Translation:
         self.set("rollout.top_k", None if k is None else max(k, 0))
 
     def choose(self, group: str, source: Source, key: str, options: Mapping[Any, str]) -> None:
-        """Choose the option of config group `group` for the value of `key`. options: value -> option. Other values join `lost`."""
+        """Choose the option of config group `group` for the value of `key`. options: value -> option. Others join list `lost`."""
         value = source.take(key)
         if value in options:
             self.options[group] = options[value]
