@@ -184,7 +184,7 @@ def _states(config: Config, s: Sizes, ranks: int) -> list[Part]:
     ZeRO-1 divides AdamW's moments, 8·Ψ, and the fp32 weights, 4·Ψ, by N. ZeRO-2 also divides the gradients, b·Ψ, and ZeRO-3
     the weights, b·Ψ. An optimizer step makes fp32 gradients, 4·Ψ, and for 16-bit weights a flat copy, b·Ψ. They are divided
     likewise; ZeRO-3 makes them for UPDATED numbers at a time. ZeRO-3 gathers weights for a pass, and keeps LIVE numbers and
-    the largest matrix. While an engine takes the weights, ZeRO-3 keeps GATHERED more (constants of `harness.zero`).
+    the largest matrix. While an engine takes the weights, ZeRO-3 keeps GATHERED more numbers (see `harness.zero`).
     """
     stage, psi, b = config.actor.zero_stage, s.numbers, COMPUTE[config.actor.dtype].bytes
     share = psi / ranks if stage else psi

@@ -138,7 +138,7 @@ def _check_held_out(config: Config, most: int) -> None:
 
 
 def _check_sampling_mask(config: Config, refusal: str | None, vocabulary: int) -> None:
-    """Raise UserError if replayed sampling masks have no effect. refusal: why the engine cannot record them, or None."""
+    """Raise UserError if replayed sampling masks have no effect, or with `refusal`, the reason why no engine records them."""
     rollout = config.rollout
     if not rollout.replay_sampling_mask:
         return

@@ -37,7 +37,7 @@ class TrainedPolicy(Protocol):
 
 
 class SyncCheck:
-    """Checks an engine after each load of the actor's weights, always by the same prompts [n, P] and random numbers [n, T]."""
+    """Checks an engine after each load of the actor's weights, always on the same prompts [n, P] and random numbers [n, T]."""
 
     def __init__(self, prompts: Tensor, uniforms: Tensor):
         self.prompts, self.uniforms = prompts, uniforms

@@ -32,7 +32,7 @@ LARGEST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
 class KvScales:
     """Scales of each layer's keys and values in an FP8 KV cache, and the cast by these scales.
 
-    cast: rounds fp32 values to the cache's dtype. largest: largest value of the dtype. percentile: that of |x| sets a scale.
+    cast: rounds fp32 values to the cache's dtype. largest: largest value of the dtype. percentile: of |x|, sets the scale.
     """
 
     def __init__(self, cast: Callable[[Tensor], Tensor], largest: float, rule: KvScale, percentile: float):

@@ -218,7 +218,7 @@ class VllmEngine(RolloutEngine):
         return padded([list(sample.token_ids) for sample in samples], length, PAD, torch.int64).to(prompts.device)
 
     def score(self, prompts: Tensor, tokens: Tensor) -> Tensor:
-        """Return log-probabilities of a prefill of prompt and response. vLLM gives them at temperature 1 only."""
+        """Log-probabilities of `tokens` in nats, by a prefill of prompt and response. vLLM gives them at temperature 1 only."""
         self._loaded_version()
         length = tokens.shape[1]
         if prompts.shape[1] + length + 1 > self.context:  # vLLM samples one token more
