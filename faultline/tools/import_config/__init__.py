@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from faultline.tools.import_config import shell, skyrl, trl, verl
+from faultline.tools.import_config import formats, shell, skyrl, trl, verl
 from faultline.tools.import_config.translation import Source, Translation
 from harness.arms import flatten
 from harness.errors import UserError
@@ -47,6 +47,7 @@ def import_config(path: Path, *, ready: bool = False) -> str:
 
     if corrections := [line for line in source.left() if FORMATS[name].CORRECTION.search(line.partition("=")[0])]:
         raise UserError(f"{path}: {', '.join(corrections)}: a correction's key that is not translated; remove or mend it")
+    formats.warn(translation, source.left())
     if ready:
         translation.policy(source, FORMATS[name].POLICY)
         translation.set("run.sweep", experiment_name(path))
