@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from faultline.tools.import_config import formats, shell, skyrl, trl, verl
-from faultline.tools.import_config.translation import Source, Translation
+from faultline.tools.import_config.translation import Source, Translation, check_bounds
 from harness.arms import flatten
 from harness.errors import UserError
 from harness.files import output_folder, write_file
@@ -23,6 +23,9 @@ Each module has `recognises(keys)`, `shorten(key)` and `translate(source, transl
 the model and its data, and `CORRECTION` is a pattern of the keys that belong to a correction."""
 OWN = {"task.path": "questions.jsonl", "task.verifier": "module:function"}
 """Key of a text task that no other program's config has -> an example of its value."""
+COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*")
+UNQUOTED_BOUNDS = re.compile(r"""\b(rollout_(?:is|rs)_threshold)["']?\s*:\s*([\w.+-]+)""")
+"""Pattern of verl's bounds in YAML, where a value without quotes may become a number."""
 YAML = (".yaml", ".yml", ".json")
 """File suffixes of configs. Any other file is read as a shell recipe or as a list of overrides."""
 
@@ -110,6 +113,8 @@ def _read(path: Path) -> dict[str, Any]:
     if path.suffix not in YAML:
         return shell.read_script(path, _script(path))
     loaded = read_yaml(path) or {}
+    for key, value in UNQUOTED_BOUNDS.findall(COMMENT.sub("", path.read_text(encoding="utf-8"))):
+        check_bounds(key, value)
     if isinstance(loaded, list) and all(isinstance(line, str) and shell.LISTED.match(line) for line in loaded):
         return shell.parse_overrides(path, loaded)
     if not isinstance(loaded, dict):

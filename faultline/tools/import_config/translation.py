@@ -13,6 +13,8 @@ from algos.corrections.spec import Correction, Denominator, Normalize, Plugin, R
 from harness.errors import UserError, printable
 
 LIST_IN_TEXT = re.compile(r"""\[\s*['"]?([^'",\]]+?)['"]?\s*(?:,.*)?\]""", re.S)
+BOUNDS = re.compile(r"(?:.*\.)?rollout_(?:is|rs)_threshold")
+"""Pattern of verl's keys whose value may be two bounds, as 0.5_2.0."""
 UNREACHED = 4.86e8
 """Bound of a ratio, and offset from 1, that no ratio exceeds, since ratios are clamped at e²⁰. It replaces ∞, which a config
 cannot contain."""
@@ -369,6 +371,18 @@ def as_number(key: str, value: Any) -> float:
     except (TypeError, ValueError):
         raise UserError(f"{key}={value!r}: must be a number") from None
     return int(number) if number.is_integer() and not isinstance(value, float) else number
+
+
+def check_bounds(key: str, text: str) -> None:
+    """Raise UserError if Hydra takes verl's two bounds "lower_upper" for one number, as 0.5_2 for 0.52. text: as written."""
+    if BOUNDS.fullmatch(key) is None or "_" not in text:
+        return
+    try:
+        number = float(text)
+    except ValueError:  # text to Hydra as well
+        return
+    remedy = "for two bounds write each with a decimal point, as 0.5_2.0"
+    raise UserError(f"{key}={text}: Hydra and YAML read this as the number {number:g}, and so does verl; {remedy}")
 
 
 def _plain(correction: Correction) -> dict[str, Any]:

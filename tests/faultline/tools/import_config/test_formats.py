@@ -85,7 +85,9 @@ def test_an_fp16_engine_with_fp8_weights(imported):
 )
 def test_what_changes_the_logged_numbers_and_is_not_translated_is_a_warning(imported, tmp_path, program, key, value, remedy):
     (warning,) = warnings_of(tmp_path, program | {key: value})
-    assert warning.startswith(f"{key}={value}: NOT TRANSLATED, and it changes the log-probabilities that the engine logs. {remedy}")
+    assert warning.startswith(
+        f"{key}={value}: NOT TRANSLATED, and it changes the log-probabilities that the engine logs. {remedy}"
+    )
     assert [line.partition(": ")[0] for line in imported(program | {key: value})[2]] == [f"{key}={value}"]
 
 
