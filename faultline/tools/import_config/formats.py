@@ -21,7 +21,7 @@ CACHES = {"auto": "compute", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m
 OURS = {"logprobs_mode": "processed_logprobs", "disable_cascade_attn": False}
 """Arguments of vLLM without a key here -> the value that the engine here has."""
 
-_PRECISION = "Choose rollout/precision: THE ROLLOUTS ARE IN THAT OF THIS FILE"
+_PRECISION = "Choose rollout/precision yourself, as rollout/precision=fp8_block"
 REMEDIES = {
     "quantization": _PRECISION,
     "dtype": _PRECISION,

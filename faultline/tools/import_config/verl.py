@@ -303,6 +303,7 @@ def _rest(source: Source, out: Translation) -> None:
     fp8 = {"fp8": "fp8_block"} if source.has("rollout.quantization") else formats.QUANTIZATION  # 1x128 and 128x128
     formats.engine(source, out, "rollout.engine_kwargs.vllm.", own, fp8)
     operation.of_verl(source, out)
+    out.run_on(source, "trainer.n_gpus_per_node", "trainer.nnodes")
 
 
 def _alone(source: Source, out: Translation) -> None:
