@@ -16,11 +16,21 @@ from omegaconf import open_dict
 from harness.boundary import refusing
 from harness.composer import composer, plain
 from harness.conf import MODULE
+from harness.errors import UserError
 from harness.yaml_file import read_yaml
 
 
-def compose(*overrides: str) -> dict[str, Any]:
-    """Compose the config of a run with these overrides, for `harness.config.parse`. Raises UserError if Hydra refuses them."""
+def compose(*overrides: str, config_dir: Path | None = None) -> dict[str, Any]:
+    """Compose the config of a run with these overrides, for `harness.config.parse`. Raises UserError if Hydra refuses them.
+
+    config_dir: folder with config groups of the user, as Hydra's --config-dir names it.
+    """
+    if config_dir is not None:
+        if not config_dir.is_dir():
+            raise UserError(f"--config-dir {config_dir}: no such folder; give the one that holds experiment/NAME.yaml")
+        check_files(str(config_dir))
+        quoted = str(config_dir.resolve()).replace("'", r"\'")
+        overrides = (*overrides, f"hydra.searchpath=['file://{quoted}']")
     with refusing(" ".join(overrides)):
         return composer()(overrides)
 

@@ -13,7 +13,8 @@ DESCRIPTION = """\
 Print a verl, SkyRL or TRL config as an experiment file of this project. A shell recipe is parsed, never executed.
 A comment in the file names each key without a counterpart here: read the lines marked "not translated".
 A correction's key or value that cannot be used is an error (exit code 2).
-With --launch the file has its model and its task too. It is checked and written, and the command that runs it is printed.
+With --launch the file has its model and its task too. It is checked and written. The command that runs it on the recipe's
+GPUs is printed, and on standard error each key that was not translated.
 Data and reward of your own come after DIR: --launch DIR task.path=FILE.jsonl task.verifier=MODULE:FUNCTION"""
 EXAMPLES = """\
 echo '{algorithm: {rollout_correction: {rollout_is: token, rollout_is_threshold: 2.0}}}' > theirs.yaml
@@ -40,9 +41,9 @@ def run(file: Path, launch: list[str] | None) -> None:
         print(text, end="")
     else:
         plug_ins_here()
-        command, text = import_config.launch(file, Path(launch[0]), launch[1:])
+        command, text, remarks = import_config.launch(file, Path(launch[0]), launch[1:])
         print(command)
-        print(f"written under {launch[0]}/experiment; the comments of the file say what was not translated", file=sys.stderr)
+        print(*remarks, sep="\n", file=sys.stderr)
     if launch is not None or not sys.stdout.isatty():  # on a terminal the printed file has them
         for line in text.splitlines():
             if line.startswith("# WARNING"):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
-from faultline.cli.arguments import count
+from faultline.cli.arguments import count, plug_ins_here
 
 HELP = "the memory that a run will take, computed from its config"
 DESCRIPTION = """\
@@ -18,11 +19,13 @@ faultline memory --ranks 32 +experiment=gpu/qwen2.5_32b_bf16 rollout.engine.tens
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `faultline memory`."""
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides, as for `faultline train`")
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="folder of your own configs, as for `faultline train`")
     parser.add_argument("--ranks", type=count(1), default=1, help="processes of the run, each with a GPU; by default 1")
 
 
-def run(overrides: list[str], ranks: int) -> None:
-    """Print the memory that a run with the config `overrides` takes on `ranks` GPUs."""
+def run(overrides: list[str], config_dir: Path | None, ranks: int) -> None:
+    """Print the memory that a run with the config `overrides` takes on `ranks` GPUs. config_dir: folder of further configs."""
     from faultline.tools.memory import show_memory
 
-    show_memory(overrides, ranks)
+    plug_ins_here()
+    show_memory(overrides, ranks, config_dir)

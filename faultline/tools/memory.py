@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from harness.compose import compose
 from harness.config import parse
 from harness.memory import MOMENTS, memory, shape_of, sizes_of
 
 
-def show_memory(overrides: Sequence[str], ranks: int) -> None:
-    """Print the memory that a run on `ranks` GPUs takes in each phase, and its disk space. UserError if it cannot be computed."""
-    config = parse(compose(*overrides))
+def show_memory(overrides: Sequence[str], ranks: int, config_dir: Path | None = None) -> None:
+    """Print the memory that a run on `ranks` GPUs takes in each phase, and its disk space. Raises UserError if it is unknown.
+
+    config_dir: folder with config groups of the user, such as imported experiments.
+    """
+    config = parse(compose(*overrides, config_dir=config_dir))
     computed, sizes = memory(config, ranks), sizes_of(shape_of(config))
     rows = [(part.name, part.equation, [part.at.get(moment, 0) for moment in MOMENTS]) for part in computed.gpu]
     rows.append(("sum", "", [computed.total(moment) for moment in MOMENTS]))

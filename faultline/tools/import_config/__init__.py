@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
-from faultline.tools.import_config import shell, skyrl, trl, verl
-from faultline.tools.import_config.translation import Source, Translation
+from faultline.tools.import_config import formats, shell, skyrl, trl, verl
+from faultline.tools.import_config.translation import Gpus, Source, Translation, check_bounds
 from harness.arms import flatten
-from harness.errors import UserError
+from harness.errors import UserError, printable
 from harness.files import output_folder, write_file
 from harness.yaml_file import read_yaml
 
@@ -23,12 +23,28 @@ Each module has `recognises(keys)`, `shorten(key)` and `translate(source, transl
 the model and its data, and `CORRECTION` is a pattern of the keys that belong to a correction."""
 OWN = {"task.path": "questions.jsonl", "task.verifier": "module:function"}
 """Key of a text task that no other program's config has -> an example of its value."""
+COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*")
+UNQUOTED_BOUNDS = re.compile(r"""\b(rollout_(?:is|rs)_threshold)["']?\s*:\s*([\w.+-]+)""")
+"""Pattern of verl's bounds in YAML, where a value without quotes may become a number."""
 YAML = (".yaml", ".yml", ".json")
 """File suffixes of configs. Any other file is read as a shell recipe or as a list of overrides."""
 
 
+class Translated(NamedTuple):
+    """The `text` of an experiment file, the GPUs of its recipe, and the keys of the recipe without a counterpart in it."""
+
+    text: str
+    gpus: Gpus | None
+    lost: list[str]
+
+
 def import_config(path: Path, *, ready: bool = False) -> str:
-    """Translate the config or recipe at `path` to the text of an equivalent experiment file.
+    """Return the text of the experiment file that `translate` makes of the config or recipe at `path`."""
+    return translate(path, ready=ready).text
+
+
+def translate(path: Path, *, ready: bool) -> Translated:
+    """Translate the config or recipe at `path` to an equivalent experiment file.
 
     path: YAML or JSON with nested or dotted keys, a YAML list of Hydra's overrides, or a shell script, which is not executed.
     ready: whether to include the model, the task and a name of the sweep. Raises UserError if the file cannot be read, its
@@ -47,38 +63,67 @@ def import_config(path: Path, *, ready: bool = False) -> str:
 
     if corrections := [line for line in source.left() if FORMATS[name].CORRECTION.search(line.partition("=")[0])]:
         raise UserError(f"{path}: {', '.join(corrections)}: a correction's key that is not translated; remove or mend it")
+    formats.warn(translation, source.left())
     if ready:
         translation.policy(source, FORMATS[name].POLICY)
         translation.set("run.sweep", experiment_name(path))
     else:
         translation.small_model(source, FORMATS[name].POLICY.model)
-    return translation.render(f"{name} config {path.name}", source.left())
+    lost = [re.split("[=:]", line)[0] for line in translation.lost + source.left()]
+    return Translated(translation.render(f"{name} config {path.name}", source.left()), translation.gpus, lost)
 
 
-def launch(path: Path, folder: Path, overrides: Sequence[str] = ()) -> tuple[str, str]:
+class Launched(NamedTuple):
+    """A written experiment: the command that runs it, the text of its file, and remarks for the user, a line each."""
+
+    command: str
+    text: str
+    remarks: list[str]
+
+
+def launch(path: Path, folder: Path, overrides: Sequence[str] = ()) -> Launched:
     """Translate the config at `path`, check it as a whole, and write it as folder/experiment/NAME.yaml.
 
-    Returns (the command that runs it with `overrides`, the text of the file). Raises UserError like `import_config`, and if the
-    file exists already, a key that a run needs or a file of the task is missing, or the verifier cannot be imported.
+    overrides: keys that the command gets too. Raises UserError like `translate`, and if the file exists already, a key that a
+    run needs or a file of the task is missing, the verifier cannot be imported, or the recipe's GPUs cannot share its batches.
     """
     from harness.compose import compose
     from harness.config import parse
+    from harness.train.ranks import check_ranks
 
-    name, text = experiment_name(path), import_config(path, ready=True)
+    name, (text, gpus, lost) = experiment_name(path), translate(path, ready=True)
     file = folder / "experiment" / f"{name}.yaml"
     if file.exists() or file.is_symlink():
         raise UserError(f"{file}: is there already; remove it, or give --launch another folder")
     with TemporaryDirectory() as trial:
         (Path(trial) / "experiment").mkdir()
         (Path(trial) / "experiment" / f"{name}.yaml").write_text(text)
-        composed = compose(f"+experiment={name}", *overrides, f"hydra.searchpath=[file://{trial}]")
+        composed = compose(f"+experiment={name}", *overrides, config_dir=Path(trial))
     if missing := [key for key, value in flatten(composed).items() if value == "???"]:
         what = "your data and reward" if OWN.keys() >= set(missing) else "the missing keys"
         words = " ".join(f"{key}={OWN.get(key, 'VALUE')}" for key in missing)
         raise UserError(f"{path.name} does not say {', '.join(missing)}; give {what}: append after --launch {folder}: {words}")
-    _check_task(parse(composed).task)
+    config, known = parse(composed), gpus or Gpus(1, 1)
+    _check_task(config.task)
+    check_ranks(config, known.ranks)
     write_file(output_folder(file.parent), file.name, text)
-    return shlex.join(["faultline", "train", "--config-dir", str(folder), f"+experiment={name}", *overrides]), text
+    run = ["--config-dir", str(folder), f"+experiment={name}", *overrides]
+    remarks = [f"written: {file}", *_untranslated(lost)]
+    if gpus is None:
+        remarks.append(
+            f"{path.name} does not say on how many GPUs it runs, and this command takes one: for 8 on one node write "
+            f"{shlex.join(Gpus(8, 1).start())} in place of {shlex.join(known.start())}"
+        )
+    remarks.append(f"its memory: {shlex.join(['faultline', 'memory', '--ranks', str(known.ranks), *run])}")
+    return Launched(shlex.join([*known.start(), *run]), text, remarks)
+
+
+def _untranslated(lost: list[str]) -> list[str]:
+    """Say how many keys of a recipe were not translated, and name each on a line of its own."""
+    if not lost:
+        return ["every key was translated"]
+    counted = "1 key was" if len(lost) == 1 else f"{len(lost)} keys were"
+    return [f"{counted} not translated; comments of the file have their values:", *(f"  {printable(key)}" for key in lost)]
 
 
 def _check_task(task: Any) -> None:
@@ -109,6 +154,8 @@ def _read(path: Path) -> dict[str, Any]:
     if path.suffix not in YAML:
         return shell.read_script(path, _script(path))
     loaded = read_yaml(path) or {}
+    for key, value in UNQUOTED_BOUNDS.findall(COMMENT.sub("", path.read_text(encoding="utf-8"))):
+        check_bounds(key, value)
     if isinstance(loaded, list) and all(isinstance(line, str) and shell.LISTED.match(line) for line in loaded):
         return shell.parse_overrides(path, loaded)
     if not isinstance(loaded, dict):

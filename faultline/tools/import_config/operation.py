@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from faultline.tools.import_config import formats
 from faultline.tools.import_config.translation import Source, Translation
 
 VERL = {
@@ -20,8 +21,7 @@ SKYRL = {
 }
 BETAS = {"verl": "actor.optim.betas", "SkyRL": "trainer.policy.optimizer_config.adam_betas"}
 CHECKPOINTING = {"verl": "model.enable_gradient_checkpointing", "SkyRL": "trainer.gradient_checkpointing"}
-PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-DTYPES = PRECISIONS | {name: name for name in PRECISIONS.values()}
+DTYPES = formats.DTYPES | {name: name for name in formats.DTYPES.values()}
 """Name of a dtype in verl or SkyRL -> its name here."""
 VERL_DEFAULTS = {
     "actor.optim.lr": 1e-6,
@@ -47,7 +47,7 @@ ROUTER = tuple(f"actor.{place}router_replay.mode" for place in ("", "megatron.",
 def of_skyrl(source: Source, out: Translation) -> None:
     """Translate SkyRL's keys of rollout engine and precision, evaluation, checkpoints, W&B, AdamW and the trainer's dtype."""
     place = "generator.inference_engine."
-    out.choose("rollout/precision", source, f"{place}model_dtype", PRECISIONS)
+    formats.engine(source, out, f"{place}engine_init_kwargs.", {"dtype": f"{place}model_dtype"})
     engine(source, out, f"{place}backend", f"{place}tensor_parallel_size")
     operate(source, out, "SkyRL", SKYRL)
     dtype(source, out, "SkyRL", "trainer.policy.fsdp_config.mixed_precision.param_dtype")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from faultline.tools.import_config.translation import check_bounds
 from harness.errors import UserError
 
 LARGEST_SCRIPT = 2**16
@@ -105,6 +106,7 @@ def parse_overrides(path: Path, overrides: list[str]) -> dict[str, Any]:
         if override.is_delete():
             values = {k: v for k, v in values.items() if not f"{k}.".startswith(f"{override.key_or_group}.")}
         else:
+            check_bounds(override.key_or_group, text.partition("=")[2])
             values[override.key_or_group] = override.value()
     return values
 

@@ -75,6 +75,7 @@ def translate(source: Source, out: Translation) -> None:
     _entropy_and_groups(source, out)
     operation.of_skyrl(source, out)
     out.minibatches(source, "trainer.policy_mini_batch_size", "trainer.train_batch_size")
+    out.run_on(source, "trainer.placement.policy_num_gpus_per_node", "trainer.placement.policy_num_nodes")
 
 
 def _loss(source: Source, out: Translation) -> None:

@@ -13,6 +13,8 @@ from algos.corrections.spec import Correction, Denominator, Normalize, Plugin, R
 from harness.errors import UserError, printable
 
 LIST_IN_TEXT = re.compile(r"""\[\s*['"]?([^'",\]]+?)['"]?\s*(?:,.*)?\]""", re.S)
+BOUNDS = re.compile(r"(?:.*\.)?rollout_(?:is|rs)_threshold")
+"""Pattern of verl's keys whose value may be two bounds, as 0.5_2.0."""
 UNREACHED = 4.86e8
 """Replacement for ∞, which a config cannot contain, as the upper bound of a ratio or as its offset from 1. No ratio exceeds it,
 since ratios are clamped at e²⁰."""
@@ -115,11 +117,34 @@ class PolicyKeys(NamedTuple):
     response: str
 
 
+class Gpus(NamedTuple):
+    """GPUs on which a recipe runs, with a process (rank) on each."""
+
+    per_node: int
+    nodes: int
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes of the run."""
+        return self.per_node * self.nodes
+
+    def start(self) -> list[str]:
+        """Return the words of a command that start the ranks of a run. The run's own words follow them."""
+        if self.ranks == 1:
+            return ["faultline", "train"]
+        module = ["-m", "experiments.train"]
+        if self.nodes == 1:
+            return ["torchrun", "--nproc-per-node", str(self.per_node), *module]
+        tasks = ["--ntasks-per-node", str(self.per_node), "--gpus-per-node", str(self.per_node)]
+        return ["srun", "--nodes", str(self.nodes), *tasks, "python", *module]
+
+
 class Translation:
     """An experiment file under construction: options of config groups, values, and comments for the reader of the file.
 
     ready: whether the file sets its model and its task too; otherwise the defaults apply. `warnings` are the first lines of
-    the file, `notes` are differences of meaning, and `lost` are keys without a counterpart, with the reason.
+    the file, `notes` are differences of meaning, and `lost` are keys without a counterpart, with the reason. gpus: those of the
+    recipe, None if it does not say.
     """
 
     def __init__(self, ready: bool = False) -> None:
@@ -134,6 +159,7 @@ class Translation:
         self.warnings: list[str] = []
         self.notes: list[str] = []
         self.lost: list[str] = []
+        self.gpus: Gpus | None = None
 
     def loss(self, name: str, **params: Any) -> None:
         """Set the loss and its parameters in the experiment file."""
@@ -231,6 +257,11 @@ class Translation:
             self.notes.append(f"{source.key(keys.data)}={data}: no run reads it here; {read}")
         self.set("task.max_prompt", source.number(keys.prompt))
         self.set("task.answer_length", source.number(keys.response))
+
+    def run_on(self, source: Source, per_node: str, nodes: str) -> None:
+        """Set the GPUs of the run if the recipe's own model trains. per_node, nodes: the other program's keys of the numbers."""
+        if self.ready and source.resolved(per_node) and (source.resolved(nodes) or not source.has(nodes)):
+            self.gpus = Gpus(_count(source, per_node), _count(source, nodes))
 
     def sampling(self, source: Source, top_p: str, top_k: str) -> None:
         """Set top-p and top-k sampling. top_p, top_k: the other program's keys. Its top k of −1 becomes 0 here: all tokens."""
@@ -343,7 +374,7 @@ class Translation:
         lines = [
             "# @package _global_",
             f"# {printable(title)}, translated. Save it as DIR/experiment/NAME.yaml and run",
-            "#   faultline train --config-dir DIR +experiment=NAME",
+            f"#   {' '.join((self.gpus or Gpus(1, 1)).start())} --config-dir DIR +experiment=NAME",
         ]
         lines += [f"# WARNING: {printable(warning)}" for warning in self.warnings]
         lines += [f"# note: {printable(note)}" for note in self.notes]
@@ -369,6 +400,26 @@ def as_number(key: str, value: Any) -> float:
     except (TypeError, ValueError):
         raise UserError(f"{key}={value!r}: must be a number") from None
     return int(number) if number.is_integer() and not isinstance(value, float) else number
+
+
+def _count(source: Source, name: str) -> int:
+    """Take the value of `name`, by default 1, as a count. Raises UserError unless it is a whole number of at least 1."""
+    number = source.number(name, default=1)
+    if number < 1 or number != int(number):
+        raise UserError(f"{source.key(name)}={number:g}: must be a whole number of at least 1")
+    return int(number)
+
+
+def check_bounds(key: str, text: str) -> None:
+    """Raise UserError if Hydra takes verl's two bounds "lower_upper" for one number, as 0.5_2 for 0.52. text: as written."""
+    if BOUNDS.fullmatch(key) is None or "_" not in text:
+        return
+    try:
+        number = float(text)
+    except ValueError:  # text to Hydra as well
+        return
+    remedy = "for two bounds write each with a decimal point, as 0.5_2.0"
+    raise UserError(f"{key}={text}: Hydra and YAML read this as the number {number:g}, and so does verl; {remedy}")
 
 
 def _plain(correction: Correction) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from algos.corrections import spec
-from faultline.tools.import_config import operation
+from faultline.tools.import_config import formats, operation
 from faultline.tools.import_config.translation import PolicyKeys, Source, Translation, as_number, unusable
 from faultline.tools.import_config.verl_presets import expand
 from harness.errors import UserError
@@ -299,9 +299,11 @@ def _rest(source: Source, out: Translation) -> None:
     out.entropy(source.number("actor.entropy_coeff"), source.key("actor.entropy_coeff"))
     _schedule(source, out)
     _sampling(source, out)
-    out.choose("rollout/precision", source, "rollout.dtype", operation.PRECISIONS)
-    out.choose("rollout/precision", source, "rollout.quantization", {"fp8": "fp8_block"})  # 1x128 and 128x128
+    own = {name: f"rollout.{name}" for name in ("dtype", "quantization", "logprobs_mode")}
+    fp8 = {"fp8": "fp8_block"} if source.has("rollout.quantization") else formats.QUANTIZATION  # 1x128 and 128x128
+    formats.engine(source, out, "rollout.engine_kwargs.vllm.", own, fp8)
     operation.of_verl(source, out)
+    out.run_on(source, "trainer.n_gpus_per_node", "trainer.nnodes")
 
 
 def _alone(source: Source, out: Translation) -> None:

@@ -302,3 +302,94 @@ def test_a_launch_warns_on_a_terminal_too(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     main(["import-config", str(tmp_path / "theirs.yaml"), "--launch", str(tmp_path / "conf")])
     assert capsys.readouterr().err.count("# WARNING: num_train_epochs=1") == 1
+
+
+GPUS = {"trainer.n_gpus_per_node": 8, "trainer.nnodes": 1}
+PLACED = "trainer.placement.policy_num_"
+TRAIN = "-m experiments.train --config-dir {folder} +experiment=theirs steps=2"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "command"),
+    [
+        (VERL_TRAINER | GPUS, f"torchrun --nproc-per-node 8 {TRAIN}"),
+        (VERL_TRAINER | {"trainer.n_gpus_per_node": 4}, f"torchrun --nproc-per-node 4 {TRAIN}"),
+        (VERL_TRAINER | GPUS | {"trainer.nnodes": 2},
+         f"srun --nodes 2 --ntasks-per-node 8 --gpus-per-node 8 python {TRAIN}"),
+        (VERL_TRAINER | {"trainer.n_gpus_per_node": 1}, "faultline train --config-dir {folder} +experiment=theirs steps=2"),
+        (SKYRL_TRAINER | {f"{PLACED}gpus_per_node": 4, f"{PLACED}nodes": 1}, f"torchrun --nproc-per-node 4 {TRAIN}"),
+    ],
+)  # fmt: skip
+def test_the_command_starts_a_rank_on_each_gpu_of_the_recipe(tmp_path, capsys, theirs, command):
+    written(tmp_path / "theirs.yaml", theirs)
+    folder = str(tmp_path / "conf")
+    main(["import-config", str(tmp_path / "theirs.yaml"), "--launch", folder, "steps=2"])
+    out, err = capsys.readouterr()
+    assert out == command.format(folder=folder) + "\n"
+    assert "does not say on how many GPUs" not in err and "trainer.n" not in err
+    ranks = {"torchrun": theirs.get("trainer.n_gpus_per_node", 4), "srun": 16, "faultline": 1}[command.split()[0]]
+    assert f"its memory: faultline memory --ranks {ranks} --config-dir {folder} +experiment=theirs steps=2\n" in err
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        VERL_TRAINER | {"trainer.nnodes": 1},
+        VERL_TRAINER | {"trainer.n_gpus_per_node": "${N}", "trainer.nnodes": 1},
+        VERL_TRAINER | {"trainer.n_gpus_per_node": 8, "trainer.nnodes": "${N}"},
+        SKYRL_TRAINER,
+        {"use_vllm": True, "model_name_or_path": "M", "dataset_name": "gsm8k"},
+    ],
+)
+def test_a_recipe_without_a_number_of_gpus_is_told(tmp_path, capsys, theirs):
+    written(tmp_path / "theirs.yaml", theirs)
+    main(["import-config", str(tmp_path / "theirs.yaml"), "--launch", str(tmp_path / "conf")])
+    out, err = capsys.readouterr()
+    assert out.startswith("faultline train ")
+    assert (
+        "theirs.yaml does not say on how many GPUs it runs, and this command takes one: for 8 on one node write "
+        "torchrun --nproc-per-node 8 -m experiments.train in place of faultline train\n"
+    ) in err
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"trainer.n_gpus_per_node": 7}, "256 rows cannot be shared evenly by 7 ranks"),
+        ({"trainer.n_gpus_per_node": 0}, "trainer.n_gpus_per_node=0: must be a whole number of at least 1"),
+        ({"trainer.nnodes": 1.5}, "trainer.nnodes=1.5: must be a whole number of at least 1"),
+    ],
+)
+def test_a_number_of_gpus_that_no_run_can_have_is_refused(tmp_path, capsys, changed, message):
+    written(tmp_path / "theirs.yaml", VERL_TRAINER | GPUS | changed)
+    with pytest.raises(SystemExit):
+        main(["import-config", str(tmp_path / "theirs.yaml"), "--launch", str(tmp_path / "conf")])
+    assert message in capsys.readouterr().err and not (tmp_path / "conf").exists()
+
+
+def test_a_launch_names_each_key_that_is_not_translated(tmp_path, capsys):
+    lost = {"actor_rollout_ref.actor.shuffle": True, "trainer.logger": "wandb", "actor_rollout_ref.actor.entropy_coeff": -1}
+    written(tmp_path / "theirs.yaml", VERL_TRAINER | GPUS | lost)
+    main(["import-config", str(tmp_path / "theirs.yaml"), "--launch", str(tmp_path / "conf")])
+    err = capsys.readouterr().err
+    assert f"written: {tmp_path}/conf/experiment/theirs.yaml\n" in err
+    assert "3 keys were not translated; comments of the file have their values:\n" in err
+    assert sorted(lost) == sorted(line.strip() for line in err.splitlines() if line.startswith("  "))
+    (tmp_path / "conf/experiment/theirs.yaml").unlink()
+    written(tmp_path / "theirs.yaml", VERL_TRAINER | GPUS)
+    main(["import-config", str(tmp_path / "theirs.yaml"), "--launch", str(tmp_path / "conf")])
+    assert "every key was translated\n" in capsys.readouterr().err
+
+
+def test_an_imported_run_is_sized(tmp_path, capsys):
+    model = make(tmp_path / "model")
+    written(tmp_path / "theirs.yaml", VERL_TRAINER | GPUS | {"actor_rollout_ref.model.path": model})
+    conf = tmp_path / "the conf"
+    main(["import-config", str(tmp_path / "theirs.yaml"), "--launch", str(conf)])
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("its memory: faultline ")]
+    main(shlex.split(line)[3:])
+    assert "GB of each GPU; Ψ = " in (out := capsys.readouterr().out) and "N = 8" in out
+    for folder, message in ((tmp_path / "none", "no such folder"), (tmp_path, "experiment/theirs")):
+        with pytest.raises(SystemExit):
+            main(["memory", "--config-dir", str(folder), "+experiment=theirs"])
+        assert message in capsys.readouterr().err

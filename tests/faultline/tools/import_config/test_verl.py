@@ -3,7 +3,9 @@
 import math
 
 import pytest
+import yaml
 
+from faultline.tools.import_config import import_config
 from faultline.tools.import_config.verl_presets import DECEMBER, JANUARY, NOVEMBER
 from harness.compose import compose
 from harness.config import parse
@@ -438,3 +440,45 @@ def test_the_engine_and_the_memory_of_verl(imported):
         "actor_rollout_ref.rollout.name=sglang: no such rollout/engine here, or no run provides what it needs",
         "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
     ]
+
+
+JOINED = r"rollout_{}_threshold={}: Hydra and YAML read this as the number {}, and so does verl; .* as 0\.5_2\.0"
+
+
+@pytest.mark.parametrize(("bounds", "number"), [("0.5_2", "0.52"), ("0.5_1e9", r"5\.1e\+08"), ("1_2", "12")])
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("a.yaml", "algorithm:\n  rollout_correction:\n    rollout_rs: token_k1\n    rollout_rs_threshold: {}  # bounds\n"),
+        ("a.yaml", "algorithm.rollout_correction: {{rollout_rs: token_k1, rollout_rs_threshold: {}}}\n"),
+        ("a.yaml", "algorithm.rollout_correction.rollout_is: token\nalgorithm.rollout_correction.rollout_is_threshold: {}\n"),
+        ("a.yaml", "- algorithm.rollout_correction.rollout_is=token\n- algorithm.rollout_correction.rollout_is_threshold={}\n"),
+        ("a.sh", "B={}\npython -m verl.trainer.main_ppo algorithm.rollout_correction.rollout_rs=token_k1 \\\n"
+                 '  algorithm.rollout_correction.rollout_rs_threshold="$B"\n'),
+    ],
+)  # fmt: skip
+def test_two_bounds_that_hydra_joins_to_one_number_are_refused(tmp_path, bounds, number, file, text):
+    """An underscore may stand within a number's digits, so verl itself trains with the number."""
+    (tmp_path / file).write_text(text.format(bounds))
+    with pytest.raises(UserError, match=JOINED.format("i?r?s", bounds, number)):
+        import_config(tmp_path / file)
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("a.yaml", "rollout_rs: token_k1\nrollout_rs_threshold: '0.5_2'  # rollout_rs_threshold: 0.5_2\n"),
+        ("a.yaml", "rollout_rs: token_k1\nrollout_rs_threshold: 0.5_2.0\n"),
+        ("a.sh", "run algorithm.rollout_correction.rollout_rs=token_k1 \\\n"
+                 "  algorithm.rollout_correction.rollout_rs_threshold=\"'0.5_2'\"\n"),
+    ],
+)  # fmt: skip
+def test_two_bounds_as_text_are_two_bounds(tmp_path, file, text):
+    (tmp_path / file).write_text(text)
+    (filter_,) = yaml.safe_load(import_config(tmp_path / file))["correction"]["reject"].values()
+    assert (filter_["lower"], filter_["upper"]) == (0.5, 2.0)
+
+
+def test_an_underscore_within_other_numbers_is_read_as_hydra_does(tmp_path):
+    (tmp_path / "a.sh").write_text("run algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=1_6\n")
+    assert yaml.safe_load(import_config(tmp_path / "a.sh"))["rollout"]["group_size"] == 16
