@@ -25,7 +25,7 @@ from harness.build import (
     has_critic,
     needs_own_sampler,
 )
-from harness.config import Config, PrecisionConfig, ReasoningGymConfig, SumsConfig, TextConfig, ToolsConfig
+from harness.config import TEXT, Config, PrecisionConfig, ToolsConfig
 from harness.errors import UserError
 from harness.models import device, policy_config
 from harness.rollouts import ENGINES
@@ -250,7 +250,7 @@ def _check_lengths(config: Config, task: Task, shape: PretrainedConfig) -> None:
     _check_partial(config, task.answer_length)
     _check_segments(config, isinstance(task, TurnTask | EnvironmentTask))
     section, context = config.task, shape.max_position_embeddings
-    if isinstance(section, TextConfig | SumsConfig | ReasoningGymConfig) and section.max_prompt + task.answer_length > context:
+    if isinstance(section, TEXT) and section.max_prompt + task.answer_length > context:
         length = "the response of task.turns and task.turn_length" if isinstance(section, ToolsConfig) else "task.answer_length"
         raise UserError(
             f"task.max_prompt + {length}: {section.max_prompt + task.answer_length} tokens exceed the model's context of "

@@ -18,10 +18,10 @@ from harness.config.rollout import FilterConfig, PrecisionConfig, RolloutConfig
 from harness.config.run import Config
 from harness.config.task import (
     REPLY_LENGTH,
+    TEXT,
     ArithmeticConfig,
     ChainConfig,
     ReasoningGymConfig,
-    SumsConfig,
     TaskConfig,
     TextConfig,
     ToolsConfig,
@@ -32,6 +32,7 @@ __all__ = [
     "OPERATION",
     "RENAMED",
     "REPLY_LENGTH",
+    "TEXT",
     "ActorConfig",
     "ArithmeticConfig",
     "ChainConfig",
@@ -62,7 +63,6 @@ __all__ = [
     "ScheduleConfig",
     "SizesConfig",
     "Strict",
-    "SumsConfig",
     "TaskConfig",
     "TextConfig",
     "ToolsConfig",

@@ -16,7 +16,7 @@ from harness.config.model import HubConfig, PolicyConfig
 from harness.config.objective import CorrectionConfig, KlConfig, OverlongConfig, ReduceConfig
 from harness.config.operation import OPERATION, CheckpointConfig, DumpConfig, RunConfig, TrackingConfig
 from harness.config.rollout import RolloutConfig
-from harness.config.task import ChainConfig, SumsConfig, TaskConfig, TextConfig
+from harness.config.task import TEXT, ChainConfig, TaskConfig
 from harness.config.warmstart import WarmStartConfig
 from harness.precisions import MULTIPLES
 
@@ -103,7 +103,7 @@ class Config(Strict):
             return
         if self.warmstart is None:
             raise ValueError(f"warmstart is missing: model={self.model.name} has random weights")
-        if isinstance(self.task, TextConfig | SumsConfig):
+        if isinstance(self.task, TEXT):
             raise ValueError(f"task.name={self.task.name}: is text, which needs model=hub")
         for name, precision in {"rollout": self.rollout.precision, "actor": self.actor.precision}.items():
             weights = None if precision is None else precision.weights

@@ -173,6 +173,9 @@ class ReasoningGymConfig(Strict):
     verifier: ClassVar[str] = "reasoning_gym"
 
 
+TEXT = (TextConfig, SumsConfig, ReasoningGymConfig)
+"""Config classes of the tasks of text, whose prompts only a pretrained model reads."""
+
 _TAGS = {"gsm8k": "<text>", "jsonl": "<text>"} | {name: f"<{name}>" for name in ("chain", "arithmetic", "tools", "reasoning_gym")}
 
 

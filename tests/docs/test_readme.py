@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from experiments.second_picture import FINDING
-
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SCREEN = 26
@@ -86,5 +84,12 @@ def test_the_versions_of_package_citation_and_changelog_are_one():
 
 
 def test_its_one_picture_has_the_finding_as_its_title():
-    pictures = re.findall(r"!\[(.*)\]\((.*)\)", README)
-    assert pictures == [(FINDING, "docs/persistence.png")]
+    ((title, file),) = re.findall(r"!\[(.*)\]\((.*)\)", README)
+    assert file == "docs/replay.png" and f"\n**{title}**" in README
+
+
+def test_the_finding_is_what_replay_prints(verdict):
+    """Filters that keep less than a quarter of the batch."""
+    kept = [int(share) for line in verdict for share in re.findall(r"\s(\d+)%  0\.", line)]
+    few = sorted(share for share in kept if share < 25)
+    assert f"leave {few[0]} to {few[-1]} % of this FP8 batch" in README and len(few) == 4

@@ -65,6 +65,7 @@ from harness.errors import UserError
         (["warmstart=none"], r"warmstart is missing: model=qwen3 has random weights"),
         (["model=hub", "model.path=x", "warmstart=none"], r"task.name=chain: has tokens of its own"),
         (["task=gsm8k"], r"task.name=gsm8k: is text, which needs model=hub"),
+        (["task=reasoning_gym"], r"task.name=reasoning_gym: is text, which needs model=hub"),
         (["task=gsm8k", "task.answer_length=0"], r"task.answer_length=0"),
         (["model.name=llama"], r"model.name='llama': must be 'qwen3'"),
         (["actor.lr=0"], r"actor.lr=0"),
