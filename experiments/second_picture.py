@@ -103,11 +103,12 @@ def persistence(curves: pd.DataFrame) -> Figure:
         f"redrawn at each weight sync\ncosts {control - fresh:.2f} at the end",
         f"kept for the whole run\ncosts {control - fixed:.2f} at the end",
     )
-    for name, value, colour in zip(names, end.values(), LONG.values(), strict=True):
-        axis.annotate(name, (curves.step.max(), value), (8, 0), color=colour, **beside)
+    lifts = (-5, 0, 0)  # the first clears the label of the dotted line
+    for name, value, colour, lift in zip(names, end.values(), LONG.values(), lifts, strict=True):
+        axis.annotate(name, (curves.step.max(), value), (8, lift), color=colour, **beside)
     start = curves[curves.step == 0].own.mean()
-    axis.axhline(start, color="gray", linestyle=":", linewidth=1)
-    axis.annotate("before RL", (curves.step.max(), start), (8, 10), color="gray", **beside)
+    axis.hlines(start, 0, curves.step.max(), color="gray", linestyle=":", linewidth=1)
+    axis.annotate("before RL", (curves.step.max(), start), (8, 0), color="gray", **beside)
     axis.set_title(f"{FINDING}\n", fontsize=12)
     axis.text(0, 1.02, ABOUT, transform=axis.transAxes, fontsize=9, color="gray")
     axis.set_xlabel("RL step")
