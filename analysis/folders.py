@@ -81,7 +81,10 @@ def _events(folder: RunFolder, damage: list[str]) -> list[dict[str, Any]]:
 
 
 def _missing(steps: np.ndarray, first: int, last: int, done: bool) -> list[str]:
-    """Sentences on missing rows from step `first` to `last`. steps: steps with a row. done: whether row `last` must exist."""
+    """Sentences on steps without a row in metrics.jsonl, from step `first` to `last`.
+
+    steps: the steps that have a row. done: whether step `last` must have one, since the run has finished.
+    """
     end = int(steps[-1]) if len(steps) else first - 1
     problems = []
     if lacking := end + 1 - first - int((steps >= first).sum()):

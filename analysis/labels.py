@@ -1,4 +1,4 @@
-"""Labels under which reports and figures show columns, metrics, settings and precisions."""
+"""Labels under which reports and figures show columns, metrics and names of arms, and the order of precisions."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def metric(name: str, unit: bool = False) -> str:
 
 
 def brief(name: str) -> str:
-    """A setting's name, shortened for sentences and legends: each config key in it is cut to its last part, as `upper=2.5`."""
+    """A name of runs, shortened: `correction.weight.upper=2.5` in it becomes `upper=2.5`, as does any dotted config key."""
     return re.sub(r"(?<!\S)(?:\w+\.)+(?=\w+=)", "", name)
 
 

@@ -34,7 +34,7 @@ def load(source: Path | str, seeds: Collection[int] = (), *, deployed: str | Non
     `wandb:[entity/]project[:group]` on a server. deployed: the policy to judge, one of judged.DEPLOYED; None for the one
     whose reward each run calls eval/reward. trust: whether to import a detector that a run names as `package.module:attribute`.
     Without trust such a run is left out, and a caveat names it. Raises UserError if no run can be read, if one did not evaluate
-    the policy `deployed`, and if the rows take more memory than there is room for.
+    the policy `deployed`, and if the metrics do not fit into memory.
     """
     with bounded(source):
         return _load(source, seeds, deployed, trust)

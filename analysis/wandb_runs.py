@@ -1,4 +1,4 @@
-"""Reading runs from W&B, offline files or a server, as records like those of run folders. Nothing else here imports wandb."""
+"""Reading runs from W&B's offline files or a W&B server, as records like those of run folders."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def offline(root: Path) -> dict[str, RunSource]:
 
 
 def read_offline(run: str, fragments: list[Path]) -> tuple[Record, pa.Table]:
-    """Read one run from its offline files `fragments`, in the order in which they began. Each is read up to any damage."""
+    """Read one run from its offline files `fragments`, oldest first. A damaged file is read up to the damage."""
     from google.protobuf.message import DecodeError
     from wandb.proto.wandb_internal_pb2 import Record as Message  # type: ignore[attr-defined]  # made at import
 

@@ -25,12 +25,13 @@ FIXED = ("task", "model", "warmstart", "actor.zero_stage", "actor.dtype", "rollo
 
 
 def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: bool = False, trust: bool = False) -> Path:
-    """Continue a run's checkpoint with `seeds` seeds, unchanged and under each other setting. Returns the report's path.
+    """Continue a run's checkpoint with its own config and with each changed one. Returns the path of a report on these runs.
 
-    origin, at: folder of the run, and step of its checkpoint, None for the last one.
-    arms: overrides of each setting, separated by spaces, such as "correction=icepop steps=400". noise: add a setting sampled
-    in the trainer's precision, with synthetic noise of the same K3 as the run's rollouts. trust: allow importing code that
-    the run's config names. The runs form the sweep <sweep>-branch-<hash>-<step>. Repeating the command resumes or skips them.
+    origin, at: folder of the run, and step of its checkpoint, None for the last one. seeds: number of runs with each config.
+    arms: overrides of each changed config, separated by spaces, such as "correction=icepop steps=400". noise: add a config that
+    samples in the trainer's precision, with synthetic noise of the same K3 as the run's rollouts. trust: allow importing code
+    that the run's config names. The new runs form the sweep <sweep>-branch-<hash>-<step>. Repeating the command resumes the
+    unfinished ones.
     Raises UserError on an override that the checkpoint cannot take, and on a checkpoint after a collapse.
     """
     checkpoint = find(origin, at, trust=trust)
@@ -59,7 +60,7 @@ def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: boo
 
 
 def _seeded(checkpoint: Checkpoint, arm: str, seeds: int, sweep: str) -> list[Config]:
-    """The configs of a branch, one per seed. arm: overrides separated by spaces. Raises UserError on a wrong override."""
+    """Configs that continue a checkpoint, one per seed. arm: overrides separated by spaces. Raises UserError on a wrong one."""
     _check_overrides(arm)
     changed, configs = overridden(checkpoint.config, arm.split()), []
     for seed in range(seeds):

@@ -66,7 +66,10 @@ def averages(final: pd.Series, strata: pd.Series) -> dict[str, float]:
 
 
 def _against(runs: pd.DataFrame, mine: pd.DataFrame, reference: str | None, tau: float, final: pd.Series) -> dict[str, object]:
-    """Gains in steps and reward, with p-values, of the runs `mine` over those of the arm `reference`, if they made a step."""
+    """Gains in steps and reward, with p-values, of the runs `mine` over those of the arm `reference`.
+
+    Runs without a completed step are left out. tau: horizon of the restricted mean survival time.
+    """
     never = int((mine.outcome == "never learned").sum())
     notes = [f"{never} never learned, counted as not collapsed"] if never else []
     untested = {"collapse_p": np.nan, "reward_p": np.nan}
@@ -98,9 +101,10 @@ def _against(runs: pd.DataFrame, mine: pd.DataFrame, reference: str | None, tau:
 
 
 def pooled(runs: pd.DataFrame, final: pd.Series) -> pd.DataFrame:
-    """A row per precision and correction: the last reward over the strata (pairs of loss and setting) that all rows have.
+    """A row per precision and correction: the mean and interquartile mean of the last reward `final` over the common strata.
 
-    Bootstraps draw runs within each stratum. The table is empty if there are fewer than two rows or two common strata.
+    A stratum is a loss with the other config values that differ. Common are the strata that each row has. Bootstraps draw runs
+    within each stratum. The table is empty if it would have one row, or if fewer than two strata are common.
     """
     runs = runs[runs.outcome != "unfinished"]
     runs = runs.assign(final=final[runs.index], stratum=runs.loss + " " + runs.setting).dropna(subset=["final"])
