@@ -70,7 +70,7 @@ def metric(name: str, unit: bool = False) -> str:
 
 
 def brief(name: str) -> str:
-    """A name of runs, shortened: `correction.weight.upper=2.5` in it becomes `upper=2.5`, as does any dotted config key."""
+    """A name that runs share, shortened: each dotted config key in it is cut to its last part, such as `upper=2.5`."""
     return re.sub(r"(?<!\S)(?:\w+\.)+(?=\w+=)", "", name)
 
 

@@ -222,7 +222,7 @@ def section(results: Results, command: str, answer: list[str]) -> str:
 
 
 def insert(path: Path, command: str, text: str) -> None:
-    """Replace what stands between the lines BEGIN and END of `command` in a Markdown file. Raises UserError if one is missing."""
+    """Replace the text between the lines BEGIN and END of `command` in a Markdown file. Raises UserError if one is missing."""
     before = path.read_text(encoding="utf-8") if path.exists() else ""
     begin, end = BEGIN.format(command), END.format(command)
     if before.count(begin) != 1 or before.count(end) != 1 or before.index(begin) > before.index(end):

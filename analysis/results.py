@@ -75,7 +75,7 @@ class Results:
 
     @cached_property
     def control_only(self) -> bool:
-        """Whether all runs are uncorrected, in the trainer's own precision, and differ in more than the seed."""
+        """Whether all runs are uncorrected, in the trainer's own precision, and not all are alike but for the seed."""
         return bool(self.runs.control.all()) and len(self.arms) > 1
 
     @cached_property
@@ -84,7 +84,7 @@ class Results:
         return self.runs[self.runs.outcome != "unfinished"]
 
     def runs_but(self, keys: Collection[str]) -> pd.DataFrame:
-        """The rows of `runs` of the ended runs, with the config keys `keys` left out of the names of arms and their parts."""
+        """The ended rows of `runs`. Arm, precision, loss, correction and setting do not state the config keys `keys`."""
         other = named(self.configs, keys)
         return self.ended.assign(**{part: [getattr(other[run], part) for run in self.ended.index] for part in Arm._fields})
 
@@ -135,7 +135,7 @@ class Results:
 
     @cached_property
     def pooled(self) -> pd.DataFrame:
-        """A row per precision and correction: the mean and interquartile mean of the last reward over all losses and seeds."""
+        """A row per precision and correction: mean and interquartile mean of last rewards over other config values and seeds."""
         return outcomes.pooled(self.runs, self.rewards.final)
 
     @cached_property
@@ -153,12 +153,12 @@ class Results:
 
     @cached_property
     def curves(self) -> list[dose.Curve]:
-        """Curves of reward over the K3 of synthetic noise, one per policy, config without the size and seed of the noise."""
+        """Curves of reward over the K3 of synthetic noise, each of runs that differ only in seed and in the size of the noise."""
         return dose.curves(self.dosed)
 
     @cached_property
     def causes(self) -> pd.DataFrame:
-        """Number of collapsed runs and the median onset, by arm (runs alike but for the seed), detector and cause."""
+        """Number and median onset of collapses by arm (runs alike but for the seed), detector of the collapse, and cause."""
         return measures.causes(self.runs)
 
     @cached_property

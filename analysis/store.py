@@ -51,7 +51,7 @@ class RunSource(NamedTuple):
 
 
 def cache(source: str) -> Path:
-    """The cache file for the sweep `source`. It lies in the user's cache folder: a file in the sweep's could be forged."""
+    """The cache file for the sweep `source`, in the user's cache folder, since a file in the sweep's folder may be forged."""
     root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     return root / "faultline" / f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.arrow"
 

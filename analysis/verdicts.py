@@ -62,7 +62,7 @@ def answer(results: Results) -> list[str]:
 
 
 def _finding(runs: pd.DataFrame, source: str) -> str:
-    """A clause on a source of mismatch: how many runs collapsed, without a correction and with each, the best first."""
+    """A clause on a source of mismatch: numbers of collapsed runs without a correction, and with each correction, best first."""
     part, control = runs[(runs.source == source) & ~runs.control], runs[runs.control]
     plain = part[part.correction == "none"]
     corrected = sorted(part[part.correction != "none"].groupby("correction"), key=lambda group: group[1].event.mean())
@@ -115,7 +115,7 @@ def _states(runs: pd.DataFrame) -> str:
 
 
 def _stable(results: Results) -> str:
-    """Sentences on runs without a mismatch: how many arms (runs alike but for the seed) reached HEALTHY, and collapsed."""
+    """Sentences on runs without a mismatch: how many arms (runs alike but for the seed) reached HEALTHY, how many collapsed."""
     runs = results.ended
     if runs.empty:
         return ""
@@ -164,7 +164,7 @@ def _listed(parts: list[str], between: str = ", ") -> str:
 
 
 def _compatible(runs: pd.DataFrame) -> str:
-    """A sentence on the collapse rate that is possible in the smallest arm (runs alike but for the seed) without a collapse."""
+    """A sentence on the highest collapse rate that the smallest arm (runs alike but for the seed) without a collapse allows."""
     arms = runs.groupby("arm").event.agg(["sum", "size"])
     fewest = arms["size"][arms["sum"] == 0].min()
     if pd.isna(fewest) or len(runs[["loss", "setting"]].drop_duplicates()) < 2:
@@ -210,7 +210,10 @@ def _control(results: Results) -> str:
 
 
 def _comparisons(table: pd.DataFrame, hopeless: bool) -> list[str]:
-    """A sentence on the significant comparisons per question and test. hopeless: whether to include those with too few runs."""
+    """A sentence per question (precision, correction) and test on its significant comparisons.
+
+    hopeless: whether to include a question and test with too few runs for any significance.
+    """
     sentences = []
     for question, title in QUESTIONS.items():
         for test, what in TESTS.items():

@@ -177,7 +177,7 @@ def _check_unchanged(sweep: Sweep, grid: dict[str, Config], states: dict[str, Ru
 
 
 def plan(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> None:
-    """Create a folder with a config, and a log entry, for each new run. Log earlier runs that new ones give another name."""
+    """Create a folder, a config and a log entry for each new run. If new runs change the names of earlier ones, log these."""
     new = {run: config for run, config in grid.items() if run not in states}
     for run, config in new.items():
         folder = sweep.folder(run)
@@ -194,7 +194,7 @@ def plan(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> 
 
 
 def print_plan(sweep: Sweep, grid: dict[str, Config], todo: list[str], active: set[str], executor: Executor) -> None:
-    """Print what a launch will do: names and seeds of all runs, how many are done, failed, under way and to start, duration."""
+    """Print what a launch will do: names and seeds of all runs, numbers done, failed, under way and to start, and duration."""
     states = sweep.states()
     arms: dict[str, list[int]] = {}
     for run, config in grid.items():

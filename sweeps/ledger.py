@@ -116,7 +116,7 @@ class Sweep:
         return {run: str(name) for run, name in arms(configs).items()}
 
     def _planned(self, run: str, arms: Callable[[], dict[str, str]]) -> RunState | None:
-        """Rebuild from its folder the state of a run whose event `planned` is damaged; None if the config is unreadable."""
+        """Rebuild a run's state from its folder, since its event `planned` is damaged; None if its config is unreadable."""
         try:
             config = self.config(run)
         except UserError:

@@ -1,4 +1,4 @@
-"""The figure of held-out reward against the size of a mismatch (K3), by its correlation over weight syncs and by correction."""
+"""The figure of held-out reward against the K3 of synthetic noise, for several corrections and correlations of the noise."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def response(results: Results) -> Figure | str:
 
 
 def nearest(measured: float, curves: list[Curve]) -> float | None:
-    """The configured persistence (correlation over weight syncs) of the noise of one of `curves`; None if unmeasured.
+    """The persistence of the noise of the curve whose measured persistence is nearest to `measured`; None if unmeasured.
 
-    Its curve is the one whose log ratios have a persistence, measured over 20 syncs, nearest to `measured`.
+    Persistence is a correlation over weight syncs: a config value of the noise, and measured over 20 syncs for the log ratios.
     """
     apart = [(abs(curve.measured - measured), curve.persistence) for curve in curves]
     return min((pair for pair in apart if not np.isnan(pair[0])), default=(0.0, None))[1]

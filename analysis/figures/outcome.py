@@ -41,7 +41,7 @@ def enough(results: Results) -> bool:
 
 
 class Panel(NamedTuple):
-    """A panel of a figure, whose arms (runs alike but for the seed) have one loss. calm: other config values, noise left out."""
+    """A panel of a figure, whose arms (runs alike but for the seed) have one loss. calm: their other config values but noise."""
 
     title: str
     loss: str
@@ -50,7 +50,7 @@ class Panel(NamedTuple):
 
 
 def survival_curves(results: Results) -> Figure | str:
-    """The figure of the share of runs not yet collapsed by optimizer step, in the panels of `panels` that have a collapse."""
+    """The figure of the share of runs not yet collapsed, in panels by loss, other config values and source of mismatch."""
     if not enough(results):
         return too_few(results)
     collapsed = set(results.runs.arm[results.runs.event])
@@ -78,9 +78,9 @@ def survival_curves(results: Results) -> Figure | str:
 
 
 def _survival(figure: Figure, axis: Axes, runs: pd.DataFrame, mark: Mark, place: int, end: float) -> None:
-    """Draw the Kaplan-Meier curve of `runs`, a bar with its interval right of step `end`, and below it the runs at risk.
+    """Draw the Kaplan-Meier curve of `runs`, a bar with its interval right of step `end`, and the numbers at risk below.
 
-    place: number of the curve in the panel, which moves its bar right and its runs at risk down.
+    place: number of the curve in the panel, which moves its bar right and its numbers at risk down.
     """
     km = survival.kaplan_meier(runs.time.to_numpy(), runs.event.to_numpy(bool))
     axis.step(km.time, km.survival, where="post", linewidth=1.6, **mark.line)
@@ -101,8 +101,8 @@ def _survival(figure: Figure, axis: Axes, runs: pd.DataFrame, mark: Mark, place:
 def panels(runs: pd.DataFrame, order: list[str]) -> list[Panel]:
     """Divide a sweep's arms (runs alike but for the seed) among panels of a figure, at most eight in each.
 
-    Arms share panels if they agree in the loss and in `calm` (all keys but those of precision, correction and noise). The first
-    panel compares all uncorrected arms, unless a further panel has them all. Each source of mismatch with corrections has a
+    Arms share panels if they agree in the loss and in all other config values but those of precision, correction and noise. The
+    first panel compares all uncorrected arms, unless a further panel has them all. Each source of mismatch with corrections has a
     further panel, which compares them with the uncorrected arm. Titles state only what differs between panels.
     """
     arms = runs.drop_duplicates("arm").set_index("arm")
@@ -144,7 +144,7 @@ def _looks(results: Results, shown: list[Panel]) -> dict[str, Line2D]:
 
 
 def forest(results: Results) -> Figure | str:
-    """The figure of restricted mean survival time that each arm (runs alike but for the seed) gains on its reference arm."""
+    """The figure of gains in restricted mean survival time: correction over no correction, or mismatch over no mismatch."""
     table = results.outcomes
     table = table[table.collapse_p.notna()].iloc[::-1].reset_index(drop=True)
     if not enough(results):
@@ -222,7 +222,7 @@ def heat_maps(results: Results) -> Figure | str:
 
 
 def reward_curves(results: Results) -> Figure | str:
-    """The figure of held-out reward over RL steps, in the panels that `panels` returns.
+    """The figure of held-out reward over RL steps, in panels by loss, other config values and source of mismatch.
 
     Up to ten runs of the control, which has no mismatch, are drawn pale behind.
     """

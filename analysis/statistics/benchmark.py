@@ -21,7 +21,7 @@ NONE, CONTROL = "none", "control"
 POLICIES = ("trainer", "sampler")
 """Policies that may be deployed after training. A table of runs has the last held-out reward of each in a column of its name."""
 FLOOR = 0.25
-"""Least harm by which `normalised` divides, as a share of the reward that runs without a mismatch gain. Less could be chance."""
+"""Minimum divisor of `normalised`, as a share of the reward that training without a mismatch gains. Less may be chance."""
 RESAMPLES = 2000
 
 

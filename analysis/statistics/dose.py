@@ -1,11 +1,11 @@
 """Dose and response: the reward of a policy over the size of its mismatch, which synthetic noise on the weights causes.
 
-Runs with noise that differ only in seed form an arm, a point of a curve. Its dose is the median over runs of K3, itself the
-median over steps. Its response r is the mean over runs of the mean of the last 3 held-out evaluations. The arms of one
-correction and one persistence (correlation of the noise from one version of the weights to the next) form a curve. It begins at
-dose 0 with the control, which has no noise. The fit f of a curve minimises Σ n_i·(f_i − r_i)² over f_0 ≥ f_1 ≥ …, with n_i runs
-at dose i (isotonic regression). f is linear in √K3 between doses, since √K3 grows as the log ratio does. Beyond the largest dose
-f is undefined.
+Runs with noise that differ only in seed form an arm, a point of a curve. The dose of an arm is the median over runs of K3,
+itself the median over steps. Its response r is the mean over runs of the mean of the last 3 held-out evaluations. The arms of
+one correction and one persistence (correlation of the noise from one version of the weights to the next) form a curve. A curve
+begins at dose 0 with the control, which has no noise. Its fit f minimises Σ n_i·(f_i − r_i)² over f_0 ≥ f_1 ≥ …, with n_i runs
+at dose i (isotonic regression). f is linear in √K3 between doses, since √K3 grows as the log ratio does. Beyond the largest
+dose f is undefined.
     tolerated dose at a margin m = min {d: f(d) ≤ mean of the control − m}
 Bands are percentiles over resamples: the runs of each arm and of the control are drawn with replacement. The doses stay fixed.
 """
@@ -66,7 +66,7 @@ class Curve(NamedTuple):
         return min(map(len, (self.control, *self.responses)))
 
     def at(self, k3: np.ndarray | float) -> np.ndarray:
-        """The fitted reward at `k3`, and the lower and upper end of its 95 % band, [3, ...]; NaN beyond the largest dose."""
+        """The fitted reward at `k3`, and the lower and upper end of its 95 % band, [3, ...]; NaN beyond the largest fitted K3."""
         assert self.level is not None and self.drawn is not None
         known, asked = np.sqrt([0.0, *self.doses]), np.sqrt(np.asarray(k3, float))
         draws = np.array([np.interp(asked, known, level) for level in self.drawn])

@@ -22,7 +22,7 @@ EVALUATED = (
 
 
 def per_row(steps: pd.DataFrame, values: pd.Series) -> pd.Series:
-    """The value of the run of each row of `steps`; NaN if it has none. values: a value per run, indexed by run id."""
+    """For each row of `steps`, the value of its run in `values`, which is indexed by run id; NaN if the run has none."""
     known = values.reindex(steps.run.cat.categories).to_numpy()
     return pd.Series(known[steps.run.cat.codes], index=steps.index)
 
@@ -66,7 +66,10 @@ def evaluations(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def causes(runs: pd.DataFrame) -> pd.DataFrame:
-    """Number of collapsed runs and their median_onset, an RL step, by arm (runs alike but for the seed), detector and cause."""
+    """Number of collapses and their median_onset, an RL step, by arm (runs alike but for the seed), detector and cause.
+
+    detector: the one that dated the collapse. cause: the earliest warning before it.
+    """
     collapsed = runs[runs.event].assign(cause=lambda runs: runs.cause.fillna("no warning"))
     counted = collapsed.groupby(["arm", "detector", "cause"], sort=False).onset.agg(["size", "median"]).reset_index()
     return counted.rename(columns={"size": "runs", "median": "median_onset"})

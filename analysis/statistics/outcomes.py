@@ -22,7 +22,8 @@ def outcomes(runs: pd.DataFrame, final: pd.Series, references: dict[str, str], c
     survival time up to the horizon τ, common to all arms, in optimizer steps; it uses the censored records of unfinished runs
     too. final_iqm, final_mean: of the last reward. steps_gained, reward_gained: difference from the `reference` arm, which is
     uncorrected or without a mismatch. Each estimate x has its interval x_low, x_high.
-    collapse_p and reward_p are exact, *_holm_p Holm-adjusted over the comparisons of one `question` (precision or correction).
+    collapse_p, reward_p: exact p of equal times to collapse and of equal last rewards. *_holm_p: Holm-adjusted over the
+    comparisons of one `question` (precision or correction).
     least_p: the p if all runs of one arm were above those of the other. note: weaknesses of the comparison.
     """
     placed = combinations.set_index("arm")[["least", "most", "from_control"]]
@@ -101,10 +102,10 @@ def _against(runs: pd.DataFrame, mine: pd.DataFrame, reference: str | None, tau:
 
 
 def pooled(runs: pd.DataFrame, final: pd.Series) -> pd.DataFrame:
-    """A row per precision and correction: the mean and interquartile mean of the last reward `final` over the common strata.
+    """A row per precision and correction: mean and interquartile mean of the last reward over the strata that all rows have.
 
-    A stratum is a loss with the other config values that differ. Common are the strata that each row has. Bootstraps draw runs
-    within each stratum. The table is empty if it would have one row, or if fewer than two strata are common.
+    A stratum is a loss with the other config values that differ. Bootstraps draw runs within each stratum. The table is empty if
+    there are fewer than two rows or two such strata.
     """
     runs = runs[runs.outcome != "unfinished"]
     runs = runs.assign(final=final[runs.index], stratum=runs.loss + " " + runs.setting).dropna(subset=["final"])

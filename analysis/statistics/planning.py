@@ -1,4 +1,4 @@
-"""The number of seeds that a comparison of two groups of runs needs, by the power of t tests. Exact tests have slightly less."""
+"""The number of seeds that a comparison of two groups of runs needs, by the power of t tests. Exact tests need slightly more."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Signal(NamedTuple):
 
 
 def signals(steps: pd.DataFrame, metric: str) -> dict[str, Signal]:
-    """Run -> the running median of its diagnostic `metric`, for the runs that recorded it. A low ESS becomes a high value."""
+    """Run -> its diagnostic `metric` with the running median, for runs that recorded it. ESS and entropy are negated."""
     sign = DIAGNOSTICS[metric]
     rows = steps.loc[steps[metric].notna(), ["run", "step", metric]]
     at, values = rows.step.to_numpy(), sign * rows[metric].to_numpy()
@@ -109,7 +109,7 @@ def _at(signal: Signal, steps: np.ndarray) -> np.ndarray:
 
 
 def best_threshold(runs: pd.DataFrame, by_run: dict[str, Signal]) -> float:
-    """The threshold of a diagnostic with the largest difference: share of detected collapses minus share of false alarms.
+    """The threshold of a diagnostic that maximises the share of detected collapses minus the share of false alarms.
 
     The candidates lie halfway between the highest running medians of two runs. Among equally good ones the middle one is
     returned. NaN if no run collapsed, or all did.

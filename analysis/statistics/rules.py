@@ -20,7 +20,7 @@ above 2."""
 
 
 class Seen(NamedTuple):
-    """Measurements of a run without correction, from which a rule chooses a correction for runs alike but for it and the seed.
+    """Measurements of a run without a correction, from which a rule chooses the correction for runs with the same config.
 
     k3: in nats per token. persistence: correlation of the log ratios over 20 weight syncs, 0 if unmeasured. tokens: mean number
     per response. verdict: the correction that `faultline replay` proposes for the run.

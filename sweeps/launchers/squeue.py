@@ -84,7 +84,7 @@ def jobs_by_run(sweep: Sweep, tasks: list[Job]) -> dict[str, Job]:
 
 
 def merge_states(sweep: Sweep, states: dict[str, RunState], tasks: list[Job]) -> dict[str, RunState]:
-    """Correct states from a sweep's log by Slurm's jobs `tasks`: waiting runs get a reason.
+    """Correct states from a sweep's log by Slurm's jobs `tasks`: waiting runs get the reason why they wait.
 
     A run whose job is gone without an entry in the log gets the state that its folder has.
     """

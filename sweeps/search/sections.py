@@ -22,7 +22,7 @@ class Point(NamedTuple):
 class Step(NamedTuple):
     """Next step of a k-section. tries: numbers to try with new seeds.
 
-    bracket: the last number at which at most half of the runs collapse, and the next one; None where none was tried.
+    bracket: the last tried number at which at most half of the runs collapse, and the first one beyond it; None if missing.
     """
 
     tries: list[float]

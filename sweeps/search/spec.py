@@ -55,7 +55,7 @@ class Range(Strict):
 
 
 class Prune(Strict):
-    """When to end a trial early: its worst seed's last `patience` rewards are below `fraction` of the best such reward."""
+    """When to end a trial: in its last `patience` evaluations the worst seed scored below `fraction` of the trial's best."""
 
     fraction: Annotated[float, Field(gt=0, lt=1)]
     patience: Count

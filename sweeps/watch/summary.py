@@ -20,7 +20,7 @@ WORST = ("collapse", "all_rejected", "warning")
 LINES, TAIL = 8, 4096
 """Number of lines at the end of a run's log that are shown, and number of bytes at its end that are searched for them."""
 SILENT = 600.0
-"""Seconds without a new step after which a run counts as silent. If five of its steps take longer, it is allowed their time."""
+"""Seconds without a new step after which a run counts as silent. If five of its steps take longer, their time is the limit."""
 ORDER = ("queued", "running", "preempted", "done", "collapsed", "failed", "interrupted", "cancelled", "unreadable")
 
 
