@@ -1,4 +1,4 @@
-"""Labels under which reports and figures show columns, metrics and names of arms, and the order of precisions."""
+"""Labels under which reports and figures show columns, metrics and names of runs, and the order of precisions."""
 
 from __future__ import annotations
 

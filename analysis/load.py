@@ -75,7 +75,7 @@ def _load(source: Path | str, seeds: Collection[int], deployed: str | None, trus
 
 
 def _source(text: str) -> tuple[str, Path | None, dict[str, RunSource]]:
-    """The sweep that the string `text` names (see `load`), as (name, folder or None for W&B, source of each run)."""
+    """The sweep that the string `text` names (see `load`): (name, folder or None for W&B, run id -> `RunSource` to read it)."""
     if not text.startswith((OFFLINE, SERVER)):
         folder = Path(text)
         return folder.resolve().name, folder, folders.sources(folder)

@@ -48,7 +48,7 @@ SPARE = tuple(
         "fp8_block_w8a16",
     )
 )
-"""Colours for sources of mismatch that are no precision, such as noise. Colours that the sweep's precisions leave free come
+"""Colours for sources of mismatch that are no precision, such as noise. Colours that no precision of the sweep has are used
 first."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
 """Markers of corrections in matplotlib's notation; the first one means no correction."""

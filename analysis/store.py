@@ -1,4 +1,4 @@
-"""The record and rows (metrics by step) of each run, read from its source or from a cache, a file in the Arrow IPC format."""
+"""The record of each run and its rows (metrics by step), read from a folder, from W&B, or from a cache, an Arrow IPC file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Record(NamedTuple):
 
 
 class RunSource(NamedTuple):
-    """The source of one run. signature: changes with the run's data. read: returns (record, rows) or raises UserError."""
+    """The source of one run. signature: changes with the run's data. read: returns (record, rows), or raises UserError."""
 
     signature: str
     read: Callable[[], tuple[Record, pa.Table]]

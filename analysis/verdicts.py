@@ -30,7 +30,7 @@ SETTINGS = {
     "actor.lr": "learning rate {:g}",
     "rollout.staleness": "staleness {}",
 }
-"""Config key -> format of its value in words, for settings that the report states first if all runs share them."""
+"""Config key -> format of its value in words. The report states these values first if all runs share them."""
 LISTED = 5
 """Maximum number of items listed in a sentence; the tables have the rest."""
 

@@ -1,4 +1,4 @@
-"""`faultline branch`: continue a run from a checkpoint under other settings, and compare. Wrong keys fail before torch loads."""
+"""`faultline branch`: continue a run from a checkpoint with other config values, and compare. Wrong keys fail before torch loads."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: boo
     origin, at: folder of the run, and step of its checkpoint, None for the last one. seeds: number of runs with each config.
     arms: overrides of each changed config, separated by spaces, such as "correction=icepop steps=400". noise: add a config that
     samples in the trainer's precision, with synthetic noise of the same K3 as the run's rollouts. trust: allow importing code
-    that the run's config names. The new runs form the sweep <sweep>-branch-<hash>-<step>. Repeating the command resumes the
-    unfinished ones.
+    that the run's config names. The new runs form the sweep <sweep>-branch-<hash>-<step>. A repeated command resumes them.
     Raises UserError on an override that the checkpoint cannot take, and on a checkpoint after a collapse.
     """
     checkpoint = find(origin, at, trust=trust)

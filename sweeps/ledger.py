@@ -8,8 +8,8 @@
                           code/<digest>  snapshots of the code
                           cancelled      the user's last cancellation, see `lock.LauncherLock`
 
-The folder of a run remains the record of that run. The ledger adds facts that no run can record itself: its submission, and the
-end of its process.
+The folder of a run remains the record of that run. ledger.jsonl adds facts that no run can record itself: its submission, and
+the end of its process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sweeps.states import ENDS, EVENTS, RunState, is_event
 
 
 class Sweep:
-    """A sweep on disk: its ledger, its lock and the folders of its runs."""
+    """A sweep on disk: its log of events, its lock and the folders of its runs."""
 
     def __init__(self, path: Path | str):
         self.path = Path(path)

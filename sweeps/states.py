@@ -76,7 +76,7 @@ class RunState(NamedTuple):
 
 
 def is_event(line: dict[str, Any]) -> bool:
-    """Whether a line of the ledger is an event with the required keys, their types, and names that are safe in paths."""
+    """Whether a line of a sweep's log is an event with the required keys, their types, and names that are safe in paths."""
     keys = EVENTS.get(line["event"]) if isinstance(line.get("event"), str) else None
     if keys is None or not all(isinstance(line.get(key), kind) for key, kind in {"run": str, **keys}.items()):
         return False

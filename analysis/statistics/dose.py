@@ -57,7 +57,7 @@ class Curve(NamedTuple):
 
     @property
     def family(self) -> tuple[str, str, str]:
-        """(policy, loss, setting), shared by all curves of reward over K3 that begin at the same runs without noise."""
+        """(policy, loss, other config values), shared by all curves of reward over K3 with the same runs without noise."""
         return self.policy, self.loss, self.setting
 
     @property
@@ -100,7 +100,7 @@ class Real(NamedTuple):
 
     @property
     def family(self) -> tuple[str, str, str]:
-        """(policy, loss, setting) of the runs, by which they are compared with a curve of reward over synthetic noise."""
+        """(policy, loss, other config values), by which the runs are compared with curves of reward over synthetic noise."""
         return self.policy, self.loss, self.setting
 
 
@@ -153,7 +153,7 @@ def points(
 
 
 def curves(table: pd.DataFrame) -> list[Curve]:
-    """Curves of reward over K3, one per policy, loss, setting, correction and persistence of the noise; uncorrected ones first.
+    """Curves of reward over K3, each of runs that differ only in seed and in the size of the noise; uncorrected ones first.
 
     table: from `points`. Noise in a precision without control runs (uncorrected, without a mismatch) is left out.
     """

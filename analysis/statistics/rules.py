@@ -40,8 +40,8 @@ Rule = Callable[[Seen], str]
 class Cutoffs:
     """A rule for choosing a correction by three cut-offs, from the measurements `Seen` of an uncorrected run.
 
-    It chooses no correction if the run's K3 is below `k3`, or its persistence below `persistence`. Otherwise it chooses the
-    correction `short` if the mean response has at most `tokens` tokens, and `long` if it is longer.
+    It chooses no correction if the run's K3 is below `k3`, or if the correlation of its log ratios over 20 weight syncs is below
+    `persistence`. Otherwise it chooses the correction `short` if the mean response has at most `tokens` tokens, else `long`.
     """
 
     k3: float = 0.0

@@ -1,6 +1,6 @@
 """The controller of a search: it asks Optuna for trials, runs them, and reports their results. It may be killed at any time.
 
-The runs of a trial follow from its parameters, so a new controller finds them in the sweep's ledger. It adopts every
+The runs of a trial follow from its parameters, so a new controller finds them in the sweep's log. It adopts every
 trial that Optuna's journal lists as running. Only the controller writes this journal.
 """
 

@@ -1,4 +1,4 @@
-"""Terminal view of a running sweep, for use over SSH: progress and reward curves by setting, alarms, failures, time left."""
+"""Terminal view of a running sweep, for use over SSH: progress, reward curves over seeds, alarms, failures, time left."""
 
 from __future__ import annotations
 
