@@ -115,7 +115,7 @@ def _damaged(data: bytes, end: int) -> bool:
 
 
 def server(path: str) -> dict[str, RunSource]:
-    """Run id -> `RunSource` that reads it, for `[entity/]project[:group]` on a server. Raises UserError if it does not answer."""
+    """Run id -> `RunSource` that reads it, for `[entity/]project[:group]` on a server. Raises UserError if there is none."""
     import wandb
 
     project, _, group = path.partition(":")

@@ -1,4 +1,4 @@
-"""`faultline branch`: continue a run from a checkpoint with other config values, and compare. Wrong keys fail before torch loads."""
+"""`faultline branch`: continue a run from a checkpoint with other config values, and compare. Wrong keys fail at once."""
 
 from __future__ import annotations
 

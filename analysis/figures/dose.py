@@ -95,7 +95,7 @@ def _legend(margin: float, corrected: bool) -> dict[str, Line2D]:
 
 
 def _fitted(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Points of a fitted curve: (K3, reward, lower and upper end of its 95% band). K3 begins at a tenth of the least one fitted."""
+    """Points of a fitted curve: (K3, reward, lower and upper end of its 95% band), from a tenth of the least positive K3 on."""
     x = np.geomspace(curve.doses[curve.doses > 0][0] / 10, curve.doses[-1], POINTS)
     return x, *curve.at(x)
 
