@@ -94,7 +94,7 @@ def _metrics(runs: pd.DataFrame, recorded: dict[str, set[str]]) -> list[str]:
 
 
 def _code(runs: pd.DataFrame, provenance: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """A sentence if a sweep's runs used several versions of the code, and one per package of which they used several versions."""
+    """A sentence per package, and one for the code, of which a sweep's runs used several versions."""
     used: dict[str, dict[str, set[str]]] = {"the code": {}}
     for run, processes in provenance.items():
         for process in processes:

@@ -72,7 +72,7 @@ def _formats(precision: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _others(config: Mapping[str, Any]) -> list[str]:
-    """Words, such as `masters bf16`, on engine parameters (not noise) and master weights that differ from exact FP32 runs."""
+    """Words, such as `masters bf16`, for engine parameters (noise aside) and master weights unlike those of an exact FP32 run."""
     named = [f"rollout.engine.{key}" for key in ENGINE if key.removesuffix("_persistence") not in NOISES] + ["actor.masters"]
     found = deviations(config)
     return [f"{key.rpartition('.')[2].replace('_', ' ')} {found[key]}" for key in named if key in found]

@@ -139,7 +139,7 @@ def read_server(run: Any) -> tuple[Record, pa.Table]:
 def _run(
     run: str, config: dict[str, Any], summary: dict[str, Any], history: list[dict[str, Any]], damage: list[str]
 ) -> tuple[Record, pa.Table]:
-    """The record and rows of a run that the harness mirrored to W&B (harness/run/wandb.py)."""
+    """The record and the metrics by step of a run that the harness mirrored to W&B (harness/run/wandb.py)."""
     try:
         record = loads(str(config["record"]).encode())
         values, made = recorded(dict(record["config"])), record["provenance"]

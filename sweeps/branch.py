@@ -21,7 +21,7 @@ from sweeps.launchers.local import Local
 
 FIXED = ("task", "model", "warmstart", "actor.zero_stage", "actor.dtype", "rollout.staleness", "rollout.partial_tokens",
          "collapse.detectors")  # fmt: skip
-"""Config keys that a branch cannot change: the checkpoint holds a policy, an optimizer and responses made under them."""
+"""Config keys that a run from another's checkpoint cannot change: its policy, optimizer and responses were made with them."""
 
 
 def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: bool = False, trust: bool = False) -> Path:

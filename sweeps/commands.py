@@ -86,7 +86,7 @@ def cancel(path: Path) -> None:
 
 
 def retry(path: Path, runs: list[str], code: str | None) -> None:
-    """Relaunch the runs whose hashes begin with one of `runs`, by default all failed or stopped runs, as last launched.
+    """Relaunch the runs whose hashes begin with one of `runs`, as last launched; if empty, the failed and stopped ones.
 
     code: a value for hydra.launcher.code, which only Slurm uses. Raises SystemExit if a run has not finished.
     """

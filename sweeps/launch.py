@@ -194,7 +194,7 @@ def plan(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> 
 
 
 def print_plan(sweep: Sweep, grid: dict[str, Config], todo: list[str], active: set[str], executor: Executor) -> None:
-    """Print what a launch will do: names and seeds of all runs, numbers done, failed, under way and to start, and duration."""
+    """Print what a launch will do: names and seeds of the runs, numbers of done, failed, active and new ones, and duration."""
     states = sweep.states()
     arms: dict[str, list[int]] = {}
     for run, config in grid.items():

@@ -49,7 +49,7 @@ def _column_labels(columns: Sequence[str], room: float) -> tuple[list[str], bool
 
 
 def _heat(axis: Axes, cells: Cells, rows: Sequence[str], columns: Sequence[str], bad_is_high: bool) -> None:
-    """Draw one heat map, in which a strong colour means bad, even on a grey print. Cells without runs stay empty."""
+    """Draw one heat map, in which a strong colour means a bad value, even on a grey print. Cells without runs stay empty."""
     values = np.full((len(rows), len(columns)), np.nan)
     colours = matplotlib.colormaps[HEAT if bad_is_high else f"{HEAT}_r"]
     for (row, column), (value, words) in cells.items():

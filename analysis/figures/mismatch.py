@@ -17,7 +17,7 @@ from analysis.statistics.survival import FEW
 EARLY = (5, 25)
 """First and last RL step of the range whose median K3 is a run's early mismatch."""
 AROUND = (-60, 20)
-"""First and last RL step, relative to the onset of a collapse, that the aligned traces show."""
+"""First and last RL step, counted from the onset of a collapse, in the figure of the metrics around it."""
 TRACES = (
     "eval/reward",
     "rollout_corr/k3_kl",

@@ -16,7 +16,7 @@ DELTAS, LENGTHS = (0.2, 0.3, 0.5, 0.7), (1, 3, 5)
 """Definitions of a drawdown: every pair of its relative depth δ and its number m of consecutive evaluations is tried."""
 
 Curves = dict[str, list[dict[str, float]]]
-"""Run -> its rows (step, eval/reward, eval/stderr) that have an evaluation, in the format that detectors read."""
+"""Run -> its evaluations, each with step, eval/reward and eval/stderr, in the format that collapse detectors read."""
 
 
 def curves(steps: pd.DataFrame) -> Curves:

@@ -35,7 +35,7 @@ def journal(sweep: Sweep) -> JournalStorage:
 
 
 class CollapsePruner(optuna.pruners.BasePruner):
-    """Pruner that ends a trial when its last `patience` reports are below `fraction` of its own best report."""
+    """Pruner that ends a trial when its last `patience` reported values are below `fraction` of its own best one."""
 
     def __init__(self, fraction: float, patience: int):
         self.fraction, self.patience = fraction, patience
