@@ -60,7 +60,7 @@ def _interval(name: str, interval: tests.Interval) -> dict[str, float]:
 
 
 def averages(final: pd.Series, strata: pd.Series) -> dict[str, float]:
-    """Interquartile mean final_iqm and mean final_mean of last rewards, and their 95% limits *_low, *_high by bootstrap in strata."""
+    """Interquartile mean final_iqm and mean final_mean of last rewards, with 95% limits *_low, *_high by a bootstrap."""
     middle = bootstrap(final, strata, iqm, np.random.default_rng(RESAMPLING))
     mean = bootstrap(final, strata, np.mean, np.random.default_rng(RESAMPLING))
     return _interval("final_iqm", middle) | _interval("final_mean", mean)
