@@ -11,13 +11,13 @@ from analysis.labels import brief
 OCCASIONAL = {"correction/used_length", "correction/dropped_length", "mismatch/pareto_k"}
 """Metrics that do not exist in every batch, so that a run may lack them without a warning."""
 LISTED = 5
-"""Maximum number of names (of metrics, of runs, or of arms: runs alike but for the seed) listed in one warning."""
+"""Maximum number of names of metrics, of runs or of groups of runs that one warning lists."""
 
 
 def caveats(
     runs: pd.DataFrame, recorded: dict[str, set[str]], provenance: dict[str, list[dict[str, Any]]], damaged: dict[str, str]
 ) -> list[str]:
-    """Warnings on damaged or unfinished runs, missing seeds, differing code, and metrics that not all runs of a setting have."""
+    """Warnings on damaged or unfinished runs, missing seeds, differing code, and metrics that only some runs recorded."""
     runs = runs.assign(arm=runs.arm.map(brief))
     return [
         *_damaged(damaged),
@@ -81,7 +81,7 @@ def _seeds(runs: pd.DataFrame) -> list[str]:
 
 
 def _metrics(runs: pd.DataFrame, recorded: dict[str, set[str]]) -> list[str]:
-    """A sentence per run that lacks a metric which another seed of its setting recorded. Runs without any metric are skipped."""
+    """A sentence per run that lacks a metric recorded by a run alike but for the seed. Runs without any metric are skipped."""
     sentences = []
     for arm, group in runs.groupby("arm", sort=False):
         names = {run: recorded[run] - OCCASIONAL for run in group.index if recorded[run]}
@@ -94,7 +94,7 @@ def _metrics(runs: pd.DataFrame, recorded: dict[str, set[str]]) -> list[str]:
 
 
 def _code(runs: pd.DataFrame, provenance: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """A sentence for the code, and for each package, that had several versions in a sweep. A resumed run may have used two."""
+    """A sentence per package, and one for the code, of which a sweep's runs used several versions."""
     used: dict[str, dict[str, set[str]]] = {"the code": {}}
     for run, processes in provenance.items():
         for process in processes:

@@ -15,7 +15,7 @@ PAPER = {"light": "#ffffff", "dark": "#16181c"}
 LINE, TEXT = 3.0, 4.5
 """Minimum contrast ratios of a line and of text with their background: WCAG 2.1, criteria 1.4.11 and 1.4.3, level AA."""
 DARKEST, LIGHTEST = 0.30, 0.65
-"""Range of the OKLab lightness of a colour's shades: they, and their variants for dark pages, have a contrast of at least 3."""
+"""Range of the OKLab lightness of a colour's shades. It gives each shade, and its variant for dark pages, a contrast ≥ 3."""
 ROTATIONS = (0, 70, -50, 120)
 """Rotation of the hue of each shade of a colour, in degrees. A search chose them: the shades of each precision's colour are
 distinct to readers with all cones, and to those without red or green ones (tests/analysis/test_marks.py)."""
@@ -67,7 +67,7 @@ def ink(colour: str) -> str:
 
 
 def shade(colour: str, place: int) -> str:
-    """Shade number `place` of a colour, with a different lightness and hue. Number 0 is the colour; after SHADES they repeat.
+    """Shade number `place` of a colour, with a different lightness and hue. Shade 0 is the colour; shade SHADES + i is shade i.
 
     Neighbouring shades differ by hue in colour, and by lightness on a grey print.
     """
@@ -78,7 +78,7 @@ def shade(colour: str, place: int) -> str:
 
 
 def readable(colour: str) -> str:
-    """The colour, darkened if text in it would be too pale on white. Its variant by `dark` is legible on a dark background."""
+    """The colour, darkened if text in it would be too pale on white. On a dark background, `dark` of the result is legible."""
     return _moved(colour, min(_oklab(colour)[0], READABLE))
 
 

@@ -25,7 +25,7 @@ FILES = ("config.json", "metrics.jsonl", "events.jsonl", "status.json", "provena
 
 
 def sources(sweep: Path) -> dict[str, RunSource]:
-    """The sources of the runs in a sweep's folder, by run id, unreadable ones included. Raises UserError if there is no run."""
+    """Run id -> `RunSource` that reads it, for all runs in a sweep's folder, even damaged ones. Raises UserError without any."""
     begun = {path.parent for name in FILES for path in sweep.glob(f"*/{name}")} - {f.path for f in run_folders(sweep)}
     folders = [*run_folders(sweep), *map(RunFolder, sorted(begun))]
     return {folder.path.name: RunSource(_signature(folder.path), partial(read, folder)) for folder in folders}
@@ -81,7 +81,10 @@ def _events(folder: RunFolder, damage: list[str]) -> list[dict[str, Any]]:
 
 
 def _missing(steps: np.ndarray, first: int, last: int, done: bool) -> list[str]:
-    """Sentences on missing rows from step `first` to `last`. steps: steps with a row. done: whether row `last` must exist."""
+    """Sentences on steps without a row in metrics.jsonl, from step `first` to `last`.
+
+    steps: the steps that have a row. done: whether step `last` must have one, since the run has finished.
+    """
     end = int(steps[-1]) if len(steps) else first - 1
     problems = []
     if lacking := end + 1 - first - int((steps >= first).sum()):

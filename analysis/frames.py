@@ -24,7 +24,7 @@ FITTING = 120
 
 
 def cells(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """A table as strings: (labels of the columns, cells of each row). Numbers have three significant digits; – is missing."""
+    """A table as strings: (labels of the columns, cells of each row). Floats get three significant digits, missing values a –."""
     return [labels.column(name) for name in table], [[_cell(value) for value in row] for row in table.itertuples(index=False)]
 
 

@@ -21,7 +21,7 @@ ANOTHER = {"eval/reward": "eval/rollout_reward", "eval/stderr": "eval/rollout_st
 
 
 def judge(records: dict[str, Record], steps: pd.DataFrame, deployed: str) -> tuple[dict[str, Record], pd.DataFrame]:
-    """The records and rows, with eval/reward and events of the policy `deployed`. Raises UserError if a run lacks its reward."""
+    """The records and steps, with reward and events of the policy `deployed`. Raises UserError if a run lacks that reward."""
     lacking = [run for run, record in records.items() if not _recorded(record.config, deployed)]
     if lacking:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Labels under which reports and figures show columns, metrics, settings and precisions."""
+"""Labels under which reports and figures show columns, metrics and names of runs, and the order of precisions."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def metric(name: str, unit: bool = False) -> str:
 
 
 def brief(name: str) -> str:
-    """A setting's name, shortened for sentences and legends: each config key in it is cut to its last part, as `upper=2.5`."""
+    """A name that runs share, shortened: each dotted config key in it is cut to its last part, such as `upper=2.5`."""
     return re.sub(r"(?<!\S)(?:\w+\.)+(?=\w+=)", "", name)
 
 

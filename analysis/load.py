@@ -34,7 +34,7 @@ def load(source: Path | str, seeds: Collection[int] = (), *, deployed: str | Non
     `wandb:[entity/]project[:group]` on a server. deployed: the policy to judge, one of judged.DEPLOYED; None for the one
     whose reward each run calls eval/reward. trust: whether to import a detector that a run names as `package.module:attribute`.
     Without trust such a run is left out, and a caveat names it. Raises UserError if no run can be read, if one did not evaluate
-    the policy `deployed`, and if the rows take more memory than there is room for.
+    the policy `deployed`, and if the metrics do not fit into memory.
     """
     with bounded(source):
         return _load(source, seeds, deployed, trust)
@@ -75,7 +75,7 @@ def _load(source: Path | str, seeds: Collection[int], deployed: str | None, trus
 
 
 def _source(text: str) -> tuple[str, Path | None, dict[str, RunSource]]:
-    """The sweep that the string `text` names (see `load`), as (name, folder or None for W&B, source of each run)."""
+    """The sweep that the string `text` names (see `load`): (name, folder or None for W&B, run id -> `RunSource` to read it)."""
     if not text.startswith((OFFLINE, SERVER)):
         folder = Path(text)
         return folder.resolve().name, folder, folders.sources(folder)

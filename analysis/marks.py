@@ -48,7 +48,8 @@ SPARE = tuple(
         "fp8_block_w8a16",
     )
 )
-"""Colours for sources of mismatch that are no precision, such as noise. Those that no precision of the sweep has come first."""
+"""Colours for sources of mismatch that are no precision, such as noise. Colours that no precision of the sweep has are used
+first."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
 """Markers of corrections in matplotlib's notation; the first one means no correction."""
 SOLID = "-"
@@ -94,8 +95,8 @@ class Styled(NamedTuple):
 class Marks:
     """The marks (colour, marker, dash) of a sweep's arms (runs alike but for the seed).
 
-    arms: name of an arm -> its mark. sources: source of mismatch -> mark of its uncorrected arms. corrections: correction -> its
-    markers; the first is for arms of a source with a hue of its own, the next ones for further sources with the same hue.
+    arms: name of an arm -> its mark. sources: source of mismatch, such as `fp8` -> mark of its uncorrected arms. corrections:
+    correction -> its markers. If n sources share a hue, the arms of the i-th source have marker i.
     """
 
     arms: Mapping[str, Mark]
@@ -103,12 +104,12 @@ class Marks:
     corrections: Mapping[str, tuple[str, ...]]
 
     def source(self, name: str) -> Mark:
-        """Colour, marker and dash of uncorrected runs with source of mismatch `name`, or of a precision that the sweep lacks."""
+        """The mark of uncorrected runs with the source of mismatch `name`; for a precision that no run has, its usual colour."""
         return self.sources.get(name) or Mark(HUES.get(name, NEUTRAL), MARKERS[0], DASHES[0])
 
 
 def marks(arms: Iterable[Styled]) -> Marks:
-    """Choose colour, marker and dash of each arm (runs alike but for the seed), source of mismatch and correction."""
+    """Choose the marks of a sweep. arms: the properties of each arm (runs alike but for the seed), in any order."""
     arms = sorted(set(arms), key=lambda arm: (coarseness(arm.precision), arm.precision, arm.source, arm.arm))
     own = {arm.source for arm in arms if arm.control}
     names = dict.fromkeys(arm.source for arm in arms)

@@ -32,13 +32,14 @@ def plan(
     comparisons: int = 1,
     seeds: Collection[int] = (),
 ) -> pd.DataFrame:
-    """A row per kind of control (uncorrected in the trainer's own precision): spread of rewards, seeds that claims need.
+    """A row per control arm: the spread of its last rewards over seeds, and the number of seeds that claims need.
 
-    A claim compares two arms (runs alike but for the seed). difference: true difference of mean rewards to detect. margin:
-    difference within which arms count as equivalent. power: wanted probability of success. comparisons: number of comparisons
-    under Holm's adjustment; the first must reach p ≤ LEVEL / comparisons. The number of seeds per arm is given for the measured
-    spread and its upper 80 % limit. With it an exact test can reach that p. Raises UserError on a sweep without two ended runs
-    of a control, on equal rewards, and on numbers out of bounds.
+    An arm is a group of runs alike but for the seed; a control arm is uncorrected, in the trainer's own precision. A claim
+    compares two arms. difference: true difference of mean rewards to detect. margin: difference within which arms count as
+    equivalent. power: wanted probability of success. comparisons: number of comparisons under Holm's adjustment; the first must
+    reach p ≤ LEVEL / comparisons. The number of seeds per arm is given for the measured spread and for its upper 80 % limit. It
+    always suffices for an exact test to reach that p. seeds: those to read; all if empty. Raises UserError on a sweep without
+    two ended runs of a control, on equal rewards, and on numbers out of bounds.
     """
     for name, value, most in (("--difference", difference, 1), ("--margin", margin, 1), ("--power", power, 0.999)):
         if not 0 < value <= most:

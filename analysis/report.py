@@ -26,11 +26,11 @@ from harness.files import output_folder, write_file
 from harness.progress import Progress
 
 LISTED = 3
-"""Maximum number of seeds per setting for which the terminal lists each seed."""
+"""Maximum number of runs alike but for the seed for which the terminal lists each one."""
 ROWS = 24
 """Maximum number of arms (runs alike but for the seed) for which the first figure has a row each; more would not fit."""
 BEGIN, END = "<!-- begin: faultline report {} -->", "<!-- end: faultline report {} -->"
-"""Marks in a Markdown file, between which `--into` writes results. The braces stand for the sweep and the options given."""
+"""Lines in a Markdown file between which `--into` writes results. The braces stand for the sweep and the options given."""
 
 
 def report(
@@ -44,11 +44,12 @@ def report(
     trust: bool = False,
     pictures: bool = False,
 ) -> Path:
-    """Write the report of a sweep, only of `seeds` if any are given, and print its first table. Returns the page's path.
+    """Write the report of a sweep, only of `seeds` if any are given, and print a table. Returns the path of report.html.
 
     report.html, its first figure as report.png, report.md, arms.csv, runs.csv and evaluations.csv go to `out`, by default the
-    sweep's own folder. `into` is a Markdown file that gets the results between its two marks. deployed, trust: see `load`.
-    margin: difference of held-out reward within which two settings count as equivalent; None for no table of equivalence.
+    sweep's own folder. `into` is a Markdown file that gets the results between the lines BEGIN and END. deployed, trust: see
+    `load`. margin: difference of mean reward within which arms (runs alike but for the seed) count as equivalent; None for no
+    table of equivalence.
     pictures: whether to write every figure as figures/<name>.png too.
     """
     if margin is not None and not 0 < margin <= 1:
@@ -140,7 +141,7 @@ def _tables(results: Results) -> list[Section]:
 
 
 def _figures(results: Results) -> list[Section]:
-    """A section per figure, that of the first screen first, and a section that lists the figures with nothing to show."""
+    """A section per figure, then one that lists the figures with nothing to show. The figure of the main question comes first."""
     first = _question(results)[1]
     drawn, progress = {}, Progress(len(FIGURES))
     for name in [first, *(name for name in FIGURES if name != first)]:
@@ -172,7 +173,7 @@ def _page(results: Results, answer: list[str], figures: list[Section], sections:
 
 
 def _runs(results: Results, out: Path) -> dict[str, dict[str, Any]]:
-    """Run -> its details that the page shows beside its curve: arm (name without seed), seed, folder, and differing settings."""
+    """Run -> what the page shows beside its curve: name without the seed, seed, folder, config values in which runs differ."""
     rows = {}
     for run, flat in results.flat.items():
         settings = {key: json.dumps(value) for key, value in flat.items() if key not in results.shared}
@@ -201,7 +202,7 @@ def _list(sentences: list[str]) -> str:
 
 
 def _print(results: Results, answer: list[str]) -> None:
-    """Print a row per setting with its seeds, or a matrix of outcomes if there are many; then the answer and the caveats."""
+    """Print a table, then the answer and the caveats. The table lists each run if they are few, else outcomes over seeds."""
     few = results.runs.groupby("arm").size().max() <= LISTED and len(results.arms) <= PANEL
     table, note = (tables.runs(results), tables.LISTED) if few else (tables.matrix(results), tables.MATRIX)
     show(f"{results.name}. {note}", table)
@@ -214,14 +215,14 @@ def _print(results: Results, answer: list[str]) -> None:
 
 
 def section(results: Results, command: str, answer: list[str]) -> str:
-    """The summary of a report as Markdown, for a README: the answer, the matrix of outcomes by setting, and the provenance."""
+    """The summary of a report as Markdown for a README: answer, matrix of outcomes, and provenance with the `command`."""
     caveats = [f"The report lists {count(len(results.caveats), 'caveat')}."] if results.caveats else []
     origin = f"Made by `faultline report {command} --into README.md`. {verdicts.provenance(results)}"
     return "\n\n".join([_list([*answer, *caveats]), markdown(tables.matrix(results)), f"{tables.MATRIX} {origin}"])
 
 
 def insert(path: Path, command: str, text: str) -> None:
-    """Replace the text between the two marks of a command in a Markdown file. Raises UserError if one of them is missing."""
+    """Replace the text between the lines BEGIN and END of `command` in a Markdown file. Raises UserError if one is missing."""
     before = path.read_text(encoding="utf-8") if path.exists() else ""
     begin, end = BEGIN.format(command), END.format(command)
     if before.count(begin) != 1 or before.count(end) != 1 or before.index(begin) > before.index(end):

@@ -26,7 +26,7 @@ class Results:
 
     runs: a row per run (index: id). arm: name shared by runs that differ only in seed, and its parts precision, loss,
     correction, setting (harness.arms); calm: the setting without the keys of synthetic noise; source: the source of mismatch
-    (precision, 8-bit cache, noise with its persistence, staleness); control: whether uncorrected, in the trainer's precision;
+    (such as precision, 8-bit cache, noise, staleness); control: whether uncorrected, in the trainer's own precision;
     seed, state, error, step (the last one recorded); onsets by detector; outcome: collapsed, never learned, survived or
     unfinished, with onset, detector and cause; updates: optimizer steps of an RL step; time: optimizer steps until the collapse
     or the end of the record; event: whether the run collapsed, else the time is censored.
@@ -57,7 +57,7 @@ class Results:
 
     @cached_property
     def references(self) -> dict[str, str]:
-        """Name of runs alike but for the seed -> name of those to compare them with: without a correction, or a mismatch."""
+        """Arm (name of runs alike but for the seed) -> the arm to compare it with, which has no correction or no mismatch."""
         return arms.references(self.runs)
 
     @cached_property
@@ -75,7 +75,7 @@ class Results:
 
     @cached_property
     def control_only(self) -> bool:
-        """Whether all runs are controls, uncorrected in the trainer's own precision, of several losses or settings."""
+        """Whether all runs are uncorrected, in the trainer's own precision, and not all are alike but for the seed."""
         return bool(self.runs.control.all()) and len(self.arms) > 1
 
     @cached_property
@@ -84,7 +84,7 @@ class Results:
         return self.runs[self.runs.outcome != "unfinished"]
 
     def runs_but(self, keys: Collection[str]) -> pd.DataFrame:
-        """The ended runs' rows of `runs`, whose precision, loss, correction and setting do not state the config keys `keys`."""
+        """The ended rows of `runs`. Arm, precision, loss, correction and setting do not state the config keys `keys`."""
         other = named(self.configs, keys)
         return self.ended.assign(**{part: [getattr(other[run], part) for run in self.ended.index] for part in Arm._fields})
 
@@ -127,13 +127,15 @@ class Results:
 
     @cached_property
     def outcomes(self) -> pd.DataFrame:
-        """A row per arm (runs alike but for the seed): collapses, survival time, last reward, and their comparison with those
-        of its reference, the same without a correction or without a mismatch."""
+        """A row per arm (runs alike but for the seed): collapses, survival time, last reward, and their gain over another arm.
+
+        The other arm, given by `references`, is the one without a correction or without a mismatch.
+        """
         return outcomes.outcomes(self.runs, self.rewards.final, self.references, self.combinations)
 
     @cached_property
     def pooled(self) -> pd.DataFrame:
-        """A row per precision and correction: the last held-out reward pooled over losses and settings."""
+        """A row per precision and correction: mean and interquartile mean of last rewards over other config values and seeds."""
         return outcomes.pooled(self.runs, self.rewards.final)
 
     @cached_property
@@ -151,22 +153,22 @@ class Results:
 
     @cached_property
     def curves(self) -> list[dose.Curve]:
-        """Curves of reward over the K3 of synthetic noise: one per policy, loss, setting, correction and noise persistence."""
+        """Curves of reward over the K3 of synthetic noise, each of runs that differ only in seed and in the size of the noise."""
         return dose.curves(self.dosed)
 
     @cached_property
     def causes(self) -> pd.DataFrame:
-        """A row per setting, detector that dated a collapse, and cause of the collapse: number of runs, their median onset."""
+        """Number and median onset of collapses by arm (runs alike but for the seed), detector of the collapse, and cause."""
         return measures.causes(self.runs)
 
     @cached_property
     def costs(self) -> pd.DataFrame:
-        """A row per setting: median seconds of an RL step, and the shares of tokens that the correction rejects or weights 0."""
+        """A row per arm (runs alike but for the seed): median seconds of an RL step, shares of tokens rejected and weighted 0."""
         return measures.costs(self.runs, self.steps)
 
     @cached_property
     def probes(self) -> pd.DataFrame:
-        """A row per setting and probed precision: the mismatch that rollouts sampled in the probed precision would have had."""
+        """A row per arm (runs alike but for the seed) and probed precision: the mismatch that rollouts in it would have had."""
         return measures.probes(self.runs, self.steps, self.rewards.best, performance.HEALTHY)
 
     @cached_property
@@ -175,7 +177,7 @@ class Results:
 
     @cached_property
     def robustness(self) -> pd.DataFrame:
-        """A row per setting: the number of its runs that collapse under each of several definitions of a drawdown."""
+        """Number of collapsed runs: a row per arm (runs alike but for the seed), a column per definition of a drawdown."""
         return definitions.robustness(self.runs, self.configs, self._curves)
 
     @cached_property

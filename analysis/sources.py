@@ -12,7 +12,7 @@ from harness.config.digest import PARAMETERS, section
 NOISES = ("noise", "router_noise")
 """Config keys of the local engine that add noise as a synthetic mismatch."""
 DOSE = [f"rollout.engine.{key}" for key in (*NOISES, *(f"{noise}_persistence" for noise in NOISES), "noise_seed")]
-"""Config keys that define synthetic noise: its size, its persistence and its seed."""
+"""Config keys that define synthetic noise: its size, its correlation between versions of the weights, and its seed."""
 FP32 = PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None).model_dump(mode="json")
 ENGINE = {key: value for key, value in PARAMETERS["rollout.engine=local"].items() if key != "noise_seed"}
 EXACT: dict[str, Any] = {
@@ -72,7 +72,7 @@ def _formats(precision: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _others(config: Mapping[str, Any]) -> list[str]:
-    """Words for the local engine's parameters, noise aside, and for master weights, where they differ from an exact FP32 run."""
+    """Words, such as `masters bf16`, for engine parameters (noise aside) and master weights unlike those of an exact FP32 run."""
     named = [f"rollout.engine.{key}" for key in ENGINE if key.removesuffix("_persistence") not in NOISES] + ["actor.masters"]
     found = deviations(config)
     return [f"{key.rpartition('.')[2].replace('_', ' ')} {found[key]}" for key in named if key in found]

@@ -1,4 +1,4 @@
-"""The record and rows (metrics by step) of each run, read from its source or from a cache, a file in the Arrow IPC format."""
+"""The record of each run and its rows (metrics by step), read from a folder, from W&B, or from a cache, an Arrow IPC file."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class Record(NamedTuple):
 
 
 class RunSource(NamedTuple):
-    """The source from which a run is read. signature: changes with the source. read: gives record and rows; raises UserError."""
+    """The source of one run. signature: changes with the run's data. read: returns (record, rows), or raises UserError."""
 
     signature: str
     read: Callable[[], tuple[Record, pa.Table]]
 
 
 def cache(source: str) -> Path:
-    """The cache file for the runs of a sweep's source. It lies in the user's cache folder: one in the source may be forged."""
+    """The cache file for the sweep `source`, in the user's cache folder, since a file in the sweep's folder may be forged."""
     root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     return root / "faultline" / f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.arrow"
 
@@ -97,7 +97,7 @@ def _whole(kind: pa.DataType) -> bool:
 
 
 def collect(sources: dict[str, RunSource], cache: Path) -> tuple[dict[str, Record], pa.Table, dict[str, str]]:
-    """Read all runs, unchanged ones from the file `cache`. Returns (run -> record, rows of all, unreadable run -> reason)."""
+    """Read all runs, unchanged ones from the file `cache`. Returns (run -> record, rows of all runs, unreadable run -> why)."""
     kept, table = _cached(cache, sources)
     missing = [run for run in sources if run not in kept]
     if not missing:

@@ -1,4 +1,4 @@
-"""A sweep's tables for display: a row per arm (runs alike but for the seed), an estimate with its interval in one cell."""
+"""Tables of a sweep for display. Most have a row per arm (runs alike but for the seed); cells add intervals to estimates."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _outcome(run: Any) -> str:
 
 
 def outcomes(results: Results) -> pd.DataFrame:
-    """The table of outcomes, a row per setting: collapses, steps and reward gained, each estimate with its interval."""
+    """The table of outcomes, a row per arm (runs alike but for the seed): collapses, time to collapse, last reward, p-values."""
     rows = []
     for row in results.outcomes.to_dict("records"):
         known = row["known"]
@@ -107,7 +107,10 @@ def outcomes(results: Results) -> pd.DataFrame:
 
 
 def equivalence(results: Results, margin: float) -> pd.DataFrame:
-    """The table of equivalence: each setting's mean last reward minus its reference's, and p of tests against `margin`."""
+    """The table of equivalence: the mean last reward of each arm minus that of its reference, and p of tests against `margin`.
+
+    An arm is a group of runs alike but for the seed. Its reference is the arm without a correction or without a mismatch.
+    """
     rng, final, rows = np.random.default_rng(RESAMPLING), results.rewards.final[results.ended.index].dropna(), []
     arm = results.runs.arm[final.index]
     for name, reference in results.references.items():
@@ -130,7 +133,7 @@ def _p(p: float, adjusted: float) -> str:
 
 
 def pooled(results: Results) -> pd.DataFrame:
-    """The table of rewards pooled over losses and settings, a row per precision and correction, with intervals."""
+    """The table of mean last reward over losses and seeds, a row per precision and correction, with intervals."""
     table = results.pooled
     if table.empty:
         return table
@@ -151,7 +154,7 @@ def estimate(row: dict, name: str, form: str, seeds: float) -> str:
 
 
 def matrix(results: Results) -> pd.DataFrame:
-    """The matrix of outcomes: rows by precision and correction, columns by loss and setting; cells: collapses and last reward."""
+    """The matrix of collapses and last rewards: precision and correction against loss and other config values."""
     table = results.combinations
     cells: dict[str, dict[str, str]] = {place: {} for place in table.down}
     for row in table.to_dict("records"):
@@ -164,20 +167,20 @@ def matrix(results: Results) -> pd.DataFrame:
 
 
 def warnings(results: Results) -> pd.DataFrame:
-    """The table of diagnostics as warnings of a collapse: a row each, with leads, detections and false alarms."""
+    """The table of diagnostics as warnings of a collapse: a row per diagnostic, with lead, detections and false alarms."""
     table = results.warnings
     return table.assign(diagnostic=table.diagnostic.map(metric)) if len(table) else table
 
 
 def robustness(results: Results) -> pd.DataFrame:
-    """The table of numbers of collapsed runs: a row per setting, a column per definition (depth, length) of a drawdown."""
+    """The table of numbers of collapsed runs by definition of a drawdown: a row per arm (runs alike but for the seed)."""
     table = results.robustness.copy()
     table.columns = [column(name) for name in table]
     return table.rename_axis("arm").reset_index()
 
 
 def response(results: Results) -> pd.DataFrame:
-    """The table of reward over the K3 of noise, and of the tolerated K3: a row per loss, setting, correction and persistence."""
+    """The table of reward over the K3 of synthetic noise: a row per curve, with the K3 that costs the margin of reward."""
     margin, rows = results.margin or MARGIN, []
     for curve in results.curves:
         ends = [f"{values.mean():.3f}" for values in (curve.responses[0], curve.responses[-1])]
@@ -205,7 +208,10 @@ def _tolerated(curve: Curve, margin: float) -> str:
 
 
 def real(results: Results) -> pd.DataFrame:
-    """The table of rewards in real precisions beside noise of equal K3: a row per policy, setting and precision with a curve."""
+    """The table of rewards in real precisions, beside those that the curves of synthetic noise have at the same K3.
+
+    A row per policy and group of runs alike but for the seed, if there is a curve with their loss and correction.
+    """
     fitted = [curve for curve in results.curves if curve.level is not None]
     rows = []
     for arm in precisions(results.dosed):

@@ -30,7 +30,7 @@ SETTINGS = {
     "actor.lr": "learning rate {:g}",
     "rollout.staleness": "staleness {}",
 }
-"""Config key -> format of its value in words, for settings that the report states first if all runs share them."""
+"""Config key -> format of its value in words. The report states these values first if all runs share them."""
 LISTED = 5
 """Maximum number of items listed in a sentence; the tables have the rest."""
 
@@ -62,7 +62,7 @@ def answer(results: Results) -> list[str]:
 
 
 def _finding(runs: pd.DataFrame, source: str) -> str:
-    """A sentence on a source of mismatch: how many runs collapsed without a correction, and with each in ascending order."""
+    """A clause on a source of mismatch: numbers of collapsed runs without a correction, and with each correction, best first."""
     part, control = runs[(runs.source == source) & ~runs.control], runs[runs.control]
     plain = part[part.correction == "none"]
     corrected = sorted(part[part.correction != "none"].groupby("correction"), key=lambda group: group[1].event.mean())
@@ -80,7 +80,7 @@ def _worst(runs: pd.DataFrame) -> str:
 
 
 def _proof(runs: pd.DataFrame, table: pd.DataFrame) -> str:
-    """The clause `; 2 seeds prove nothing, at least 4 are needed`; "" if an exact test could be significant or none was made."""
+    """The clause `; 2 seeds prove nothing, at least 4 are needed`; "" without tests, or if an exact test could be significant."""
     tested = int(max(table[f"{test}_p"].notna().groupby(table.question).sum().max() for test in TESTS))
     seeds = int(runs.groupby("arm").size().max())
     if not tested or tested * tests.smallest_p(seeds, seeds) <= SIGNIFICANT:
@@ -115,7 +115,7 @@ def _states(runs: pd.DataFrame) -> str:
 
 
 def _stable(results: Results) -> str:
-    """Sentences on a sweep whose runs lack a mismatch: numbers of settings that reached a healthy reward, and that collapsed."""
+    """Sentences on runs without a mismatch: how many arms (runs alike but for the seed) reached HEALTHY, how many collapsed."""
     runs = results.ended
     if runs.empty:
         return ""
@@ -150,7 +150,7 @@ def _share(runs: pd.DataFrame) -> str:
 
 
 def _where(runs: pd.DataFrame) -> str:
-    """The losses and settings in which runs collapsed, in parentheses; "" if `runs` have only one loss and setting."""
+    """The losses, with other config values, in which runs collapsed, in parentheses; "" if `runs` differ in none of these."""
     place = (runs.loss + " " + runs.setting).str.strip()
     if place.nunique() < 2 or not runs.event.any():
         return ""
@@ -164,7 +164,7 @@ def _listed(parts: list[str], between: str = ", ") -> str:
 
 
 def _compatible(runs: pd.DataFrame) -> str:
-    """A sentence on settings without a collapse: the highest collapse rate compatible with the one that has the fewest runs."""
+    """A sentence on the highest collapse rate that the smallest arm (runs alike but for the seed) without a collapse allows."""
     arms = runs.groupby("arm").event.agg(["sum", "size"])
     fewest = arms["size"][arms["sum"] == 0].min()
     if pd.isna(fewest) or len(runs[["loss", "setting"]].drop_duplicates()) < 2:
@@ -210,7 +210,10 @@ def _control(results: Results) -> str:
 
 
 def _comparisons(table: pd.DataFrame, hopeless: bool) -> list[str]:
-    """A sentence per question and test on the significant comparisons. hopeless: whether to include tests with too few runs."""
+    """A sentence per question (precision, correction) and test on its significant comparisons.
+
+    hopeless: whether to include a question and test with too few runs for any significance.
+    """
     sentences = []
     for question, title in QUESTIONS.items():
         for test, what in TESTS.items():
@@ -250,7 +253,7 @@ def _difference(row: dict, test: str) -> str:
 
 
 def _definitions(results: Results) -> str:
-    """A sentence with the range of the number of runs that collapse over other definitions of a drawdown."""
+    """Sentences on how many collapses a drawdown dated, and on how many there are under other definitions of a drawdown."""
     if not results.ended.event.any():
         return ""
     grid = results.robustness
@@ -292,13 +295,13 @@ def _warned(table: pd.DataFrame) -> str:
 
 
 def setting(results: Results) -> str:
-    """A sentence with the settings that all runs share."""
+    """A sentence with the values of the config keys SETTINGS that all runs share."""
     known = [text.format(results.shared[key]) for key, text in SETTINGS.items() if key in results.shared]
     return f"Every run: {', '.join(known)}." if known else ""
 
 
 def provenance(results: Results) -> str:
-    """Sentences on the shared settings, and on the code, the versions and the machines of the runs."""
+    """Sentences on the config values that all runs share, and on the code and the machines of the runs."""
     processes = [process for processes in results.provenance.values() for process in processes]
     if not processes:
         return "No run recorded its code or its machine."

@@ -1,4 +1,4 @@
-"""Reading runs from W&B, offline files or a server, as records like those of run folders. Nothing else here imports wandb."""
+"""Reading runs from W&B's offline files or a W&B server, as records like those of run folders."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEADER = struct.Struct("<IHB")
 
 
 def offline(root: Path) -> dict[str, RunSource]:
-    """Run id -> source, for all `run-<id>.wandb` files anywhere below `root`. Raises UserError if there is none."""
+    """Run id -> `RunSource` that reads it, for each `run-<id>.wandb` anywhere below `root`. Raises UserError if there is none."""
     fragments: dict[str, list[Path]] = defaultdict(list)
     for path in root.glob("**/*run-*/run-*.wandb"):
         if not path.stem.startswith(f"run-{REPORT}") and path.exists():
@@ -47,7 +47,7 @@ def offline(root: Path) -> dict[str, RunSource]:
 
 
 def read_offline(run: str, fragments: list[Path]) -> tuple[Record, pa.Table]:
-    """Read one run from its offline files `fragments`, in the order in which they began. Each is read up to any damage."""
+    """Read one run from its offline files `fragments`, oldest first. A damaged file is read up to the damage."""
     from google.protobuf.message import DecodeError
     from wandb.proto.wandb_internal_pb2 import Record as Message  # type: ignore[attr-defined]  # made at import
 
@@ -115,7 +115,7 @@ def _damaged(data: bytes, end: int) -> bool:
 
 
 def server(path: str) -> dict[str, RunSource]:
-    """Run id -> source, for `[entity/]project[:group]` on a server. Raises UserError if it cannot be read."""
+    """Run id -> `RunSource` that reads it, for `[entity/]project[:group]` on a server. Raises UserError if there is none."""
     import wandb
 
     project, _, group = path.partition(":")
@@ -139,7 +139,7 @@ def read_server(run: Any) -> tuple[Record, pa.Table]:
 def _run(
     run: str, config: dict[str, Any], summary: dict[str, Any], history: list[dict[str, Any]], damage: list[str]
 ) -> tuple[Record, pa.Table]:
-    """The record and rows of a run that the harness mirrored to W&B (harness/run/wandb.py)."""
+    """The record and the metrics by step of a run that the harness mirrored to W&B (harness/run/wandb.py)."""
     try:
         record = loads(str(config["record"]).encode())
         values, made = recorded(dict(record["config"])), record["provenance"]

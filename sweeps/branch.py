@@ -1,4 +1,4 @@
-"""`faultline branch`: continue a run from a checkpoint under other settings, and compare. Wrong keys fail before torch loads."""
+"""`faultline branch`: continue a run from a checkpoint with other config values, and compare. Wrong keys fail at once."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from sweeps.launchers.local import Local
 
 FIXED = ("task", "model", "warmstart", "actor.zero_stage", "actor.dtype", "rollout.staleness", "rollout.partial_tokens",
          "collapse.detectors")  # fmt: skip
-"""Config keys that a branch cannot change: the checkpoint holds a policy, an optimizer and responses made under them."""
+"""Config keys that a run from another's checkpoint cannot change: its policy, optimizer and responses were made with them."""
 
 
 def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: bool = False, trust: bool = False) -> Path:
-    """Continue a run's checkpoint with `seeds` seeds, unchanged and under each other setting. Returns the report's path.
+    """Continue a run's checkpoint with its own config and with each changed one. Returns the path of a report on these runs.
 
-    origin, at: folder of the run, and step of its checkpoint, None for the last one.
-    arms: overrides of each setting, separated by spaces, such as "correction=icepop steps=400". noise: add a setting sampled
-    in the trainer's precision, with synthetic noise of the same K3 as the run's rollouts. trust: allow importing code that
-    the run's config names. The runs form the sweep <sweep>-branch-<hash>-<step>. Repeating the command resumes or skips them.
+    origin, at: folder of the run, and step of its checkpoint, None for the last one. seeds: number of runs with each config.
+    arms: overrides of each changed config, separated by spaces, such as "correction=icepop steps=400". noise: add a config that
+    samples in the trainer's precision, with synthetic noise of the same K3 as the run's rollouts. trust: allow importing code
+    that the run's config names. The new runs form the sweep <sweep>-branch-<hash>-<step>. A repeated command resumes them.
     Raises UserError on an override that the checkpoint cannot take, and on a checkpoint after a collapse.
     """
     checkpoint = find(origin, at, trust=trust)
@@ -59,7 +59,7 @@ def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: boo
 
 
 def _seeded(checkpoint: Checkpoint, arm: str, seeds: int, sweep: str) -> list[Config]:
-    """The configs of a branch, one per seed. arm: overrides separated by spaces. Raises UserError on a wrong override."""
+    """Configs that continue a checkpoint, one per seed. arm: overrides separated by spaces. Raises UserError on a wrong one."""
     _check_overrides(arm)
     changed, configs = overridden(checkpoint.config, arm.split()), []
     for seed in range(seeds):

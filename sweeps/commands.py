@@ -23,7 +23,7 @@ ORDER = ("queued", "pending", "submitted", "running", "done", "collapsed", *TROU
 
 
 def status(path: Path) -> None:
-    """Print the runs by setting and state, then the runs under way, then why runs are pending or have failed."""
+    """Print the number of runs by arm (runs alike but for the seed) and state, those under way, and why others wait or failed."""
     sweep = open_sweep(path)
     states = current_states(sweep)
     counts: dict[str, Counter] = {}
@@ -52,7 +52,7 @@ def status(path: Path) -> None:
 
 
 def logs(path: Path, runs: list[str], n: int) -> None:
-    """Print the last `n` lines of each run's log, else of its job's output. runs: if empty, all failed or stopped runs."""
+    """Print the last `n` lines of each run's log, else of its job's output. runs: beginnings of hashes, see `select_runs`."""
     sweep = open_sweep(path)
     shown = select_runs(sweep, runs, current_states(sweep))
     if not shown:
@@ -86,7 +86,7 @@ def cancel(path: Path) -> None:
 
 
 def retry(path: Path, runs: list[str], code: str | None) -> None:
-    """Relaunch `runs`, or all failed or stopped runs if it is empty, with the settings of the last launch.
+    """Relaunch the runs whose hashes begin with one of `runs`, as last launched; if empty, the failed and stopped ones.
 
     code: a value for hydra.launcher.code, which only Slurm uses. Raises SystemExit if a run has not finished.
     """
@@ -124,7 +124,7 @@ def current_states(sweep: Sweep) -> dict[str, RunState]:
 
 
 def select_runs(sweep: Sweep, beginnings: list[str], states: dict[str, RunState]) -> dict[str, RunState]:
-    """The runs whose hashes start with one of `beginnings`, each fitting exactly one run. Without any: failed or stopped runs."""
+    """The runs whose hashes begin with one of `beginnings`, each fitting one run; if it is empty, failed and stopped runs."""
     if not beginnings:
         return {run: state for run, state in states.items() if state.state in TROUBLE}
     selected = {}
@@ -137,7 +137,10 @@ def select_runs(sweep: Sweep, beginnings: list[str], states: dict[str, RunState]
 
 
 def _launcher_here(sweep: Sweep, search: bool) -> Launcher | None:
-    """The launcher at work on the sweep. Raises UserError if it must be signalled but is on another machine."""
+    """The launcher at work on the sweep. Raises UserError if it is elsewhere and must be signalled.
+
+    search: whether the sweep is a search. A launcher must be signalled to cancel a search, or a grid without Slurm.
+    """
     launcher = sweep.lock.holder()
     if launcher and not launcher.here and (search or not _on_slurm(sweep)):
         raise UserError(f"{sweep.path}: {launcher} works on it; cancel it there")

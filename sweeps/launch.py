@@ -1,4 +1,4 @@
-"""Launch of a grid: check it against the existing sweep, print the plan, run it, list the failed runs."""
+"""Launch of a grid of runs: check it against the existing sweep, print a plan, execute the runs, list the failed ones."""
 
 from __future__ import annotations
 
@@ -103,9 +103,9 @@ def _run(sweep: Sweep, grid: dict[str, Config], todo: list[str], active: set[str
 
 
 def wait_for_all(executor: Executor, active: Collection[str], tick: Callable[[], None] = lambda: None) -> Look:
-    """Wait until no run is queued or under way, calling `tick` meanwhile. Returns the final states and the live runs.
+    """Wait until no run is queued or under way. Returns (final state of every run, empty set of runs that are under way).
 
-    active: runs that an earlier launcher started. Those that it left unfinished are submitted once more.
+    active: runs that an earlier launcher started. If they end unfinished, they are submitted once more. tick: called meanwhile.
     """
     began, others = time.monotonic(), set(active)
     while True:
@@ -127,7 +127,10 @@ def wait_for_all(executor: Executor, active: Collection[str], tick: Callable[[],
 
 
 def enter_missing_ends(sweep: Sweep, look: Look) -> set[str]:
-    """Enter into the sweep's log the ends of runs that no launcher recorded. Returns the runs that are queued or under way."""
+    """Enter into the sweep's log the ends of runs that no launcher recorded. look: what `Executor.look` returned.
+
+    Returns the runs that wait or are under way.
+    """
     states, live = look
     for run, before in sweep.states().items():
         end = states[run]
@@ -174,7 +177,7 @@ def _check_unchanged(sweep: Sweep, grid: dict[str, Config], states: dict[str, Ru
 
 
 def plan(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> None:
-    """Create a folder with a config, and a log entry, for each new run. Log the new names of earlier runs' settings, if any."""
+    """Create a folder, a config and a log entry for each new run. If new runs change the names of earlier ones, log these."""
     new = {run: config for run, config in grid.items() if run not in states}
     for run, config in new.items():
         folder = sweep.folder(run)
@@ -191,7 +194,7 @@ def plan(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> 
 
 
 def print_plan(sweep: Sweep, grid: dict[str, Config], todo: list[str], active: set[str], executor: Executor) -> None:
-    """Print a sweep's plan: settings, seeds, numbers of done, failed and active runs, runs to start, expected duration."""
+    """Print what a launch will do: names and seeds of the runs, numbers of done, failed, active and new ones, and duration."""
     states = sweep.states()
     arms: dict[str, list[int]] = {}
     for run, config in grid.items():

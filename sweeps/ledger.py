@@ -8,8 +8,8 @@
                           code/<digest>  snapshots of the code
                           cancelled      the user's last cancellation, see `lock.LauncherLock`
 
-The folder of a run remains the record of that run. The ledger adds facts that no run can record itself: its submission, and the
-end of its process.
+The folder of a run remains the record of that run. ledger.jsonl adds facts that no run can record itself: its submission, and
+the end of its process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sweeps.states import ENDS, EVENTS, RunState, is_event
 
 
 class Sweep:
-    """A sweep on disk: its ledger, its lock and the folders of its runs."""
+    """A sweep on disk: its log of events, its lock and the folders of its runs."""
 
     def __init__(self, path: Path | str):
         self.path = Path(path)
@@ -69,7 +69,7 @@ class Sweep:
             write_file(self.path, f".sweep/{name}", json.dumps(content, indent=2) + "\n", durable=True)
 
     def log(self, event: str, runs: Iterable[str], **more: Any) -> None:
-        """Append an event for each of `runs` to ledger.jsonl. Only `planned` creates the file: a moved sweep gets no new one."""
+        """Append an event with the keys `more` for each of `runs` to ledger.jsonl. Only `planned` creates the file."""
         assert event in EVENTS
         now = round(time.time(), 3)
         refuse_links(self.path, ".sweep/ledger.jsonl")
@@ -108,7 +108,7 @@ class Sweep:
         return states
 
     def arms(self) -> dict[str, str]:
-        """Run with a readable config -> name of its setting (arm). Runs that differ only in seed share the name."""
+        """Run with a readable config -> its name without the seed, which runs that differ only in seed share."""
         configs = {}
         for path in self.path.glob("*/config.json"):
             with suppress(UserError):
@@ -116,7 +116,7 @@ class Sweep:
         return {run: str(name) for run, name in arms(configs).items()}
 
     def _planned(self, run: str, arms: Callable[[], dict[str, str]]) -> RunState | None:
-        """Rebuild a run's state from its folder, because its event `planned` is damaged. None if it has no folder."""
+        """Rebuild a run's state from its folder, since its event `planned` is damaged; None if its config is unreadable."""
         try:
             config = self.config(run)
         except UserError:
@@ -124,7 +124,7 @@ class Sweep:
         return RunState(arms()[run], config.seed, config.steps)
 
     def state_from_folder(self, run: str, state: RunState, error: str) -> RunState:
-        """The state of a run without a process or an `ended` event: its folder's if final, else `interrupted` with the error."""
+        """The state of a run whose process is gone: the final one in its folder, else `interrupted` with the given error."""
         try:
             status = self.folder(run).read("status.json")
         except UserError:

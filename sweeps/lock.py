@@ -38,8 +38,8 @@ class Launcher(NamedTuple):
 class LauncherLock:
     """Lock of a sweep. `home`/lock names the launcher that holds it. `home`/cancelled records the user's last cancellation.
 
-    Time since boot orders cancellations on this machine, because clocks may be set back. One from another machine counts if it
-    was recorded after this object was created.
+    A cancellation on this machine is dated by the time since boot, because clocks may be set back. A cancellation on another
+    machine counts if it was recorded after this object was created.
     """
 
     def __init__(self, home: Path):

@@ -20,7 +20,7 @@ def cost(config: Config) -> str:
 
 
 def estimate(grid: dict[str, Config], todo: list[str]) -> str:
-    """Describe the number of steps and the time left of runs `todo`, by the pace of earlier runs of equal `cost`; "" for none."""
+    """Words on the steps that the runs `todo` have left and how long these take, by the pace of earlier runs of equal `cost`."""
     if not todo:
         return ""
     root = next(iter(grid.values())).path.parent.parent

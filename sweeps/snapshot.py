@@ -21,8 +21,8 @@ SKIPPED = ("__pycache__", "*.pyc", "*.md")  # notes may be edited while jobs wai
 def snapshot(sweep: Sweep, choice: str | None) -> Path:
     """Return the folder with the code that the jobs of `sweep` run.
 
-    choice: value of hydra.launcher.code. null: create a snapshot, or reuse an identical one. sweep: keep the sweep's old one.
-    new: take the current files. Raises UserError if choice is null and the files differ from the sweep's snapshot.
+    choice: value of hydra.launcher.code. "new": a snapshot of the current files. "sweep": the sweep's newest snapshot. None: as
+    "new", but raises UserError if the files differ from the sweep's newest snapshot. An identical snapshot is used again.
     """
     refuse_links(sweep.path, ".sweep/code/snapshot")
     home = sweep.home / "code"

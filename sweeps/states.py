@@ -13,11 +13,12 @@ EVENTS: dict[str, dict[str, type]] = {
     "ended": {"state": str},
     "cancelled": {},
 }
-"""Ledger event → its required keys besides `event`, `run` and `time`. A line without them is damaged. arm: name of the setting.
+"""Event in the log of a sweep -> its required keys besides `event`, `run` and `time`. A line without them counts as damaged.
 
-planned: the run belongs to the sweep. renamed: new runs of the sweep differ from it in another key, which its arm now states.
-submitted: a launcher took it up; batch is Slurm's, empty for the local launcher. started: its process began; step is the step
-of its checkpoint. ended: its process ended; state is one of ENDS. cancelled: the user cancelled it.
+planned: the run belongs to the sweep; arm is its name without the seed. renamed: the name has changed, since new runs of the
+sweep differ in a further key. submitted: a launcher took up the run; batch names its file in .sweep/batches, and is empty for
+the local launcher. started: its process began; step is that of its checkpoint. ended: its process ended; state is one of ENDS.
+cancelled: the user cancelled the run.
 """
 ENDS = {
     "done": "finished",
@@ -29,14 +30,15 @@ ENDS = {
 PLAIN = re.compile(r"[\w\-][\w.\-]*", re.ASCII)
 """Pattern of valid names of runs and jobs: no path, and no hidden file."""
 STUCK = 3
-"""Number of starts from one step after which a run counts as failed, because its time limit is too short for a checkpoint."""
+"""Number of starts of a run from one step after which it counts as failed: the time limit is too short to reach a checkpoint."""
 
 
 class RunState(NamedTuple):
-    """The state of a run by the sweep's log. arm, seed, steps: name of its setting without the seed, seed, number of steps.
+    """The state of a run by the sweep's log. arm: its name without the seed. steps: number of RL steps of the whole run.
 
-    state: queued, submitted, running, cancelled or one of ENDS. job: the run's present or last job. batch: its batch on Slurm,
-    else empty. step: step of its checkpoint at the last start. starts: number of consecutive starts from that step.
+    state: queued, submitted, running, cancelled or one of ENDS. job: the run's present or last job. batch: name of the Slurm
+    submission with the run, else empty. step: step of its checkpoint at the last start. starts: number of consecutive starts
+    from that step.
     """
 
     arm: str
@@ -74,7 +76,7 @@ class RunState(NamedTuple):
 
 
 def is_event(line: dict[str, Any]) -> bool:
-    """Whether a line of the ledger is an event with the required keys, their types, and names that are safe in paths."""
+    """Whether a line of a sweep's log is an event with the required keys, their types, and names that are safe in paths."""
     keys = EVENTS.get(line["event"]) if isinstance(line.get("event"), str) else None
     if keys is None or not all(isinstance(line.get(key), kind) for key, kind in {"run": str, **keys}.items()):
         return False

@@ -1,4 +1,4 @@
-"""The figure of dose and response: reward by size (K3) and persistence of the mismatch, and by correction."""
+"""The figure of held-out reward against the K3 of synthetic noise, for several corrections and correlations of the noise."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ POINTS = 120
 
 
 def response(results: Results) -> Figure | str:
-    """The figure of held-out reward over K3: a row of panels per policy and correction, a column per persistence of the noise."""
+    """The figure of held-out reward over the K3 of synthetic noise on the weights, or the reason why there is none.
+
+    Panels: a row per policy and correction, a column per correlation of the noise between versions of the weights.
+    """
     curves = results.curves
     if not curves:
         return "no run has noise on its weights beside an exact control"
@@ -62,7 +65,10 @@ def response(results: Results) -> Figure | str:
 
 
 def nearest(measured: float, curves: list[Curve]) -> float | None:
-    """The configured noise persistence of the curve whose measured persistence is nearest to `measured`; None if unmeasured."""
+    """The persistence of the noise of the curve whose measured persistence is nearest to `measured`; None if unmeasured.
+
+    Persistence is a correlation over weight syncs: a config value of the noise, and measured over 20 syncs for the log ratios.
+    """
     apart = [(abs(curve.measured - measured), curve.persistence) for curve in curves]
     return min((pair for pair in apart if not np.isnan(pair[0])), default=(0.0, None))[1]
 
@@ -89,13 +95,13 @@ def _legend(margin: float, corrected: bool) -> dict[str, Line2D]:
 
 
 def _fitted(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """A fitted curve of reward over K3: (K3, fit, lower and upper end of its band), from a tenth of the least positive K3 on."""
+    """Points of a fitted curve: (K3, reward, lower and upper end of its 95% band), from a tenth of the least positive K3 on."""
     x = np.geomspace(curve.doses[curve.doses > 0][0] / 10, curve.doses[-1], POINTS)
     return x, *curve.at(x)
 
 
 def _curve(results: Results, axis: Axes, curve: Curve) -> None:
-    """Draw reward over K3 of synthetic noise: a marker for the mean at each size of the noise, and any fit with its band."""
+    """Draw reward over K3 of synthetic noise: mean reward at each size of the noise and, if fitted, the curve with its band."""
     if curve.level is not None:
         x, fitted, low, high = _fitted(curve)
         axis.plot(x, fitted, color=NEUTRAL, linewidth=1.5)
@@ -109,7 +115,7 @@ def _curve(results: Results, axis: Axes, curve: Curve) -> None:
 
 
 def _precision(axis: Axes, arm: Real, mark: Mark) -> None:
-    """Draw mean reward over K3 of the runs in a real precision as an open marker with the precision's name."""
+    """Draw the mean reward of runs without synthetic noise at their K3: an open marker, labelled with their rollout precision."""
     at = arm.k3, arm.responses.mean()
     axis.plot(*at, mark.marker, color=mark.colour, markerfacecolor="white", markersize=7)
     axis.annotate(literal(arm.precision), at, xytext=(4, 5), textcoords="offset points", fontsize=7)

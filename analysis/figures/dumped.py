@@ -20,7 +20,7 @@ NONE = "no run has dumps; dump.every keeps the log-probabilities of whole batche
 MOST_TOKENS = 200_000
 """Maximum number of tokens in a density plot. If there are more, evenly spaced ones are drawn."""
 TOP = 0.1
-"""Maximum share of the sequence weights, the largest ones, from which their tail index is estimated."""
+"""An estimate of the tail index uses at most this share of a precision's sequence weights, the largest ones."""
 TRUSTED = 0.7
 """Tail index k of the sequence weights above which their mean is unreliable (Vehtari et al., arXiv 1507.02646)."""
 
@@ -87,7 +87,10 @@ def positions(results: Results) -> Figure | str:
 
 
 def by_position(tokens: Dumped, points: int = 64) -> tuple[np.ndarray, np.ndarray]:
-    """K3 by position: (end of a bin, mean of ρ − 1 − log ρ), ρ = π_old/μ. Bins are geometric if positions exceed `points`."""
+    """K3 by position in the response: (last position of each bin, mean of ρ − 1 − log ρ there), with ρ = π_old/μ.
+
+    Each position is a bin. If there are more than `points` positions, about `points` bins grow geometrically instead.
+    """
     edges = np.unique(np.geomspace(1, tokens.position.max(), points).round().astype(int))
     edges = np.arange(1, tokens.position.max() + 1) if tokens.position.max() <= points else edges
     bins, k3 = np.searchsorted(edges, tokens.position), np.expm1(tokens.log_ratio) - tokens.log_ratio

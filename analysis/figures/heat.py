@@ -21,7 +21,7 @@ Cells = dict[tuple[str, str], tuple[float, str]]
 
 
 def heat_maps(maps: Sequence[tuple[Cells, str, bool]], rows: Sequence[str], columns: Sequence[str]) -> Figure:
-    """Heat maps side by side over the same rows and columns. maps: (cells by (row, column), title, whether high is bad)."""
+    """Heat maps side by side over the same rows and columns. maps: (cells, title, whether a high value is bad) of each."""
     down = [short(row, 44) for row in apart(rows)]
     least = 72 * WIDTH - LETTER * max(len(line) for label in down for line in label.splitlines())
     across, upright = _column_labels(columns, 0.9 * least / len(maps) / len(columns))
@@ -49,7 +49,7 @@ def _column_labels(columns: Sequence[str], room: float) -> tuple[list[str], bool
 
 
 def _heat(axis: Axes, cells: Cells, rows: Sequence[str], columns: Sequence[str], bad_is_high: bool) -> None:
-    """Draw one heat map, in which a strong colour means bad, even on a grey print. Cells without runs stay empty."""
+    """Draw one heat map, in which a strong colour means a bad value, even on a grey print. Cells without runs stay empty."""
     values = np.full((len(rows), len(columns)), np.nan)
     colours = matplotlib.colormaps[HEAT if bad_is_high else f"{HEAT}_r"]
     for (row, column), (value, words) in cells.items():

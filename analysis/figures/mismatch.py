@@ -17,7 +17,7 @@ from analysis.statistics.survival import FEW
 EARLY = (5, 25)
 """First and last RL step of the range whose median K3 is a run's early mismatch."""
 AROUND = (-60, 20)
-"""First and last RL step, relative to the onset of a collapse, that the aligned traces show."""
+"""First and last RL step, counted from the onset of a collapse, in the figure of the metrics around it."""
 TRACES = (
     "eval/reward",
     "rollout_corr/k3_kl",
@@ -68,7 +68,7 @@ def _scatter(axis: Axes, x: pd.Series, y: pd.Series, event: pd.Series, mark: Mar
 
 
 def _named(results: Results, sources: list[str], corrections: pd.Series) -> dict[str, Handle]:
-    """Legend entries of a scatter plot: the colour of each source of mismatch in `sources`, the marker of each correction."""
+    """Legend entries of a scatter plot: the colour of each source of mismatch (such as `fp8`), the marker of each correction."""
     legend: dict[str, Handle] = {literal(source): key(results.marks.source(source), line=False) for source in sources}
     markers = results.marks.corrections
     for name in sorted(set(corrections), key=list(markers).index):
@@ -78,7 +78,7 @@ def _named(results: Results, sources: list[str], corrections: pd.Series) -> dict
 
 
 def _sources(runs: pd.DataFrame) -> list[str]:
-    """The sources of mismatch of `runs`, from fine to coarse precision."""
+    """The causes of mismatch in `runs`, such as `fp8` or `bf16, noise 0.01`, from fine to coarse rollout precision."""
     sources = runs.drop_duplicates("source")
     sources = sources.assign(coarseness=sources.precision.map(coarseness))
     return list(sources.sort_values(["coarseness", "precision", "source"]).source)
@@ -116,7 +116,7 @@ def aligned_traces(results: Results) -> Figure | str:
 
 
 def _aligned(axis: Axes, rows: pd.DataFrame, name: str, number: int, mark: Mark) -> None:
-    """Draw metric `name` of `number` collapsed runs of one source of mismatch: each if at most 5, else median and quartiles."""
+    """Draw metric `name` of `number` collapsed runs of one source of mismatch: each if at most 5, else the three quartiles."""
     if rows.empty:
         return
     if number <= FEW:
@@ -178,7 +178,7 @@ def deployment_gap(results: Results) -> Figure | str:
 
 
 def _lengths(results: Results, rejecting: list[str]) -> pd.DataFrame:
-    """A row per run of `rejecting`: mean lengths of its dropped and used responses, over the steps that dropped some."""
+    """A row per run in `rejecting`: mean lengths of its used and dropped responses, over the steps that dropped some."""
     names = ["correction/used_length", "correction/dropped_length"]
     steps = results.steps.reindex(columns=["run", *names]).dropna()
     steps = steps[steps.run.isin(rejecting)]

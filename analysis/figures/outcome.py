@@ -30,7 +30,7 @@ RISKS = 5
 
 
 def too_few(results: Results) -> str:
-    """Return a clause on why a figure is not drawn: the number of collapses that it needs, and that of the sweep."""
+    """Return a clause on why a figure is not drawn: how many collapses it needs, and how many the sweep has."""
     collapses = int(results.runs.event.sum())
     return f"it takes {survival.ENOUGH} collapses, and there {'is' if collapses == 1 else 'are'} {collapses or 'none'}"
 
@@ -41,7 +41,7 @@ def enough(results: Results) -> bool:
 
 
 class Panel(NamedTuple):
-    """A panel of a figure: its arms (runs alike but for the seed) have one loss and, noise left out, one setting `calm`."""
+    """A panel of a figure, whose arms (runs alike but for the seed) have one loss. calm: their other config values but noise."""
 
     title: str
     loss: str
@@ -50,7 +50,7 @@ class Panel(NamedTuple):
 
 
 def survival_curves(results: Results) -> Figure | str:
-    """The figure of the share of runs not yet collapsed by optimizer step: a panel per loss, setting and source of mismatch."""
+    """The figure of the share of runs not yet collapsed, in panels by loss, other config values and source of mismatch."""
     if not enough(results):
         return too_few(results)
     collapsed = set(results.runs.arm[results.runs.event])
@@ -78,7 +78,10 @@ def survival_curves(results: Results) -> Figure | str:
 
 
 def _survival(figure: Figure, axis: Axes, runs: pd.DataFrame, mark: Mark, place: int, end: float) -> None:
-    """Draw the Kaplan-Meier curve of `runs`, its interval at `end`, censored runs as ticks; below, row `place`: runs at risk."""
+    """Draw the Kaplan-Meier curve of `runs`, a bar with its interval right of step `end`, and the numbers at risk below.
+
+    place: number of the curve in the panel, which moves its bar right and its numbers at risk down.
+    """
     km = survival.kaplan_meier(runs.time.to_numpy(), runs.event.to_numpy(bool))
     axis.step(km.time, km.survival, where="post", linewidth=1.6, **mark.line)
     # A band for each arm would cover the others. If no run is left at risk, the last interval before that is drawn.
@@ -96,10 +99,11 @@ def _survival(figure: Figure, axis: Axes, runs: pd.DataFrame, mark: Mark, place:
 
 
 def panels(runs: pd.DataFrame, order: list[str]) -> list[Panel]:
-    """Divide a sweep's arms (runs alike but for the seed) among panels of a figure by loss and setting, at most eight in each.
+    """Divide a sweep's arms (runs alike but for the seed) among panels of a figure, at most eight in each.
 
-    The first panel of a loss and setting compares all uncorrected arms, unless a further panel has them all. Each source of
-    mismatch with corrections has a further panel, which compares them with the uncorrected arm. Titles name what differs.
+    Arms share panels if they agree in the loss and in all other config values but those of precision, correction and noise. The
+    first panel compares all uncorrected arms, unless a further panel has them all. Each source of mismatch with corrections has a
+    further panel, which compares them with the uncorrected arm. Titles state only what differs between panels.
     """
     arms = runs.drop_duplicates("arm").set_index("arm")
     arms = arms.loc[[arm for arm in order if arm in arms.index]].reset_index()
@@ -130,7 +134,7 @@ def part_of(place: int, parts: list) -> str:
 
 
 def _looks(results: Results, shown: list[Panel]) -> dict[str, Line2D]:
-    """Legend label -> line, for each source of mismatch and correction in the panels `shown`; no mismatch comes first."""
+    """Legend label -> line, for each source of mismatch and correction in the panels `shown`. The label "control" comes first."""
     arms = results.runs.drop_duplicates("arm").set_index("arm").loc[[arm for panel in shown for arm in panel.arms]]
     legend: dict[str, Line2D] = {}
     for arm, row in arms.sort_values("control", ascending=False, kind="stable").iterrows():
@@ -140,7 +144,7 @@ def _looks(results: Results, shown: list[Panel]) -> dict[str, Line2D]:
 
 
 def forest(results: Results) -> Figure | str:
-    """The figure of steps without a collapse that runs gain on their reference: uncorrected runs, or runs without a mismatch."""
+    """The figure of gains in restricted mean survival time: correction over no correction, or mismatch over no mismatch."""
     table = results.outcomes
     table = table[table.collapse_p.notna()].iloc[::-1].reset_index(drop=True)
     if not enough(results):
@@ -169,7 +173,7 @@ def forest(results: Results) -> Figure | str:
 
 
 def ends(results: Results) -> Figure | str:
-    """The figure of each ended run's last held-out reward: a row for runs alike but for the seed, sorted by loss and setting."""
+    """The figure of each ended run's last held-out reward: a row for runs alike but for the seed, sorted by loss."""
     final = results.rewards.final
     runs = results.runs.assign(final=final)[(results.runs.outcome != "unfinished") & final.notna()]
     if runs.empty:
@@ -195,7 +199,7 @@ def ends(results: Results) -> Figure | str:
 
 
 def heat_maps(results: Results) -> Figure | str:
-    """The heat maps of collapses and of last reward over seeds: rows by precision and correction, columns by loss and setting."""
+    """The heat maps of collapses and of mean last reward: precision and correction against loss and other config values."""
     table = results.combinations
     if table.empty:
         return "no run has ended"
@@ -218,7 +222,7 @@ def heat_maps(results: Results) -> Figure | str:
 
 
 def reward_curves(results: Results) -> Figure | str:
-    """The figure of held-out reward over RL steps: a panel per loss, setting and source of mismatch.
+    """The figure of held-out reward over RL steps, in panels by loss, other config values and source of mismatch.
 
     Up to ten runs of the control, which has no mismatch, are drawn pale behind.
     """

@@ -20,7 +20,7 @@ FLIPS = "routing/flip_layer_"
 
 
 def routing(results: Results) -> Figure | str:
-    """The figure of K3's parts (routing, rest) over steps, and differing expert choices by layer; at most 8 settings a row."""
+    """The figure of K3's two parts (routing, rest) over steps, and of differing expert choices by layer; at most 8 lines each."""
     steps = results.steps
     layers = sorted((name for name in steps if name.startswith(FLIPS)), key=lambda name: int(name.removeprefix(FLIPS)))
     if not layers or not steps[layers].notna().any(axis=None):

@@ -1,4 +1,4 @@
-"""Figures over a sweep's settings: early warnings of a collapse, bounds of corrections, learning rates, and cost."""
+"""Figures of early warnings of a collapse, of the upper bound of weights, of the learning rate, and of cost."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ def lead_times(results: Results) -> Figure | str:
 
 
 def bounds(results: Results) -> Figure | str:
-    """Heat maps of collapses and last reward. Rows: correction, precision, loss and setting. Columns: upper bound of weights."""
+    """Heat maps of collapses and mean last reward by the upper bound of importance weights: a bound per column.
+
+    Rows: correction, precision, loss, and the other config values that differ between runs.
+    """
     bounds_of = {run: values.get(BOUND) for run, values in results.flat.items()}
     upper = pd.Series(bounds_of, dtype=float).dropna()
     runs = results.runs_but([BOUND])

@@ -24,7 +24,7 @@ from analysis.marks import DASHES, HUES, MARKERS, Mark
 PANEL = 8
 """Maximum number of lines drawn in one panel (axes) of a figure; further ones get another panel."""
 SERIES = tuple(HUES[name] for name in ("bf16", "nvfp4_w4a4", "nvfp4", "int8", "fp8_tensor", "fp16", "mxfp8", "fp8_block"))
-"""Colours of lines that do not stand for runs of a sweep, such as families of corrections. `Results.marks` has those of runs."""
+"""Colours of lines that do not stand for runs of a sweep. Those that do are coloured by `Results.marks`."""
 HEAT = "Oranges"
 """Colour map of heat maps, from nearly white to a strong colour. Lightness falls evenly, so that a grey print is readable."""
 WIDTH = 9.0
@@ -138,8 +138,8 @@ def key(mark: Mark, line: bool = True, **options) -> Line2D:
 class Drawing(NamedTuple):
     """A figure as an SVG element, with the coordinates of those curves that each show one run.
 
-    curves: {"panels": [{"box": [left, top, width, height] in SVG units, "x": [least, most, logarithmic], "y": the same}],
-    "curves": [{"id": of the SVG element, "run", "panel", "x": [...], "y": [...]}]}.
+    curves: {"panels": [{"box": [left, top, width, height] in SVG units, "x": [least, most, whether logarithmic], "y": as "x"}],
+    "curves": [{"id": id of the SVG element, "run": run id, "panel": index in "panels", "x": [...], "y": [...]}]}.
     """
 
     svg: str
@@ -172,7 +172,7 @@ def draw(figure: Figure, name: str) -> Drawing:
 
 
 def _settle(figure: Figure) -> None:
-    """Fix the places of the figure's panels, with text sizes as in an SVG. Else saving would draw the figure to find them."""
+    """Fix the positions of a figure's panels, with text sizes as in an SVG. Else saving would draw the figure once more."""
     FigureCanvasSVG(figure)
     if engine := figure.get_layout_engine():
         engine.execute(figure)

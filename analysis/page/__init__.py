@@ -64,9 +64,10 @@ def page(
 ) -> str:
     """The page of a report as HTML.
 
-    It shows the title, the answer, the note with a link (anchor, words), then the sections. The first sentence of the answer is a
-    headline, and the rest are a list. The answer has at least one sentence.
-    runs: run id -> {"arm", "seed", "href": its folder or "", "settings": those that differ between runs}, shown beside its curve.
+    It shows the title, the answer, the note, a link to a section, then the sections. answer: at least one sentence; the first is
+    the headline, and the rest are a list. link: (name of the section, words of the link).
+    runs: run id -> {"arm", "seed", "href": URL of its folder or "", "settings": config values that differ between runs}.
+    They are shown beside the run's curve.
     marks: name of an arm (runs alike but for the seed) -> its mark, drawn before the name in the first column of a table.
     """
     shown, progress = [], Progress(len(sections))

@@ -15,7 +15,7 @@ from harness.errors import UserError
 WIDTH = 1440
 """Width of the browser window in pixels."""
 COLOURS = 256
-"""Number of colours to which the picture is reduced. With fewer, two precisions would get the same hue."""
+"""Number of colours to which the screenshot is reduced. With fewer, two precisions would get the same hue."""
 CALLOUTS = {
     1: "h1",
     2: "ul.answer ~ p.note",

@@ -42,8 +42,9 @@ def combinations(runs: pd.DataFrame, final: pd.Series) -> pd.DataFrame:
     """A row per arm (runs alike but for the seed) with an ended run: its place in the report's matrix, and its outcomes.
 
     down, across: labels of the matrix's row and column, precision with correction, and loss with setting; the more numerous ones
-    label rows. collapsed, never_learned: numbers of runs, out of `known` ended ones. mean, least, most: of the last reward
-    `final`. from_control: its mean difference, seed by seed, from the control (without a mismatch) of that loss and setting.
+    label rows. setting: the other config values that differ. collapsed, never_learned: numbers of runs, out of `known` ended
+    ones. mean, least, most: of the last reward `final`. from_control: mean over shared seeds of the difference of `final` from
+    the control, the arm without a mismatch that has the same loss and setting.
     """
     runs = runs[runs.outcome != "unfinished"]
     runs = runs.assign(final=final[runs.index], column=(runs.loss + " " + runs.setting).str.strip())

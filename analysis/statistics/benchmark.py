@@ -21,14 +21,14 @@ NONE, CONTROL = "none", "control"
 POLICIES = ("trainer", "sampler")
 """Policies that may be deployed after training. A table of runs has the last held-out reward of each in a column of its name."""
 FLOOR = 0.25
-"""Minimum harm of a mismatch by which `normalised` divides, as a share of the reward gained without it. Less would be noise."""
+"""Minimum divisor of `normalised`, as a share of the reward that training without a mismatch gains. Less may be chance."""
 RESAMPLES = 2000
 
 
 def normalised(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
-    """A row per run with its gain: 0 for no correction, about 1 for the control, the entry without a mismatch.
+    """A row per run with its gain: 0 for no correction, about 1 for CONTROL, the runs without a mismatch.
 
-    Columns: entry, regime (task, model and mismatch), seed, outcome, gain.
+    Columns: entry (correction, loss or advantage), regime (task, model and mismatch), seed, outcome, gain.
 
     gain = (e − e_none)/max(c − n, FLOOR·(c − b)), where e is the run's last reward and e_none that of the same seed without
     correction. c, n and b are means of a regime over seeds: the control's last reward, that without correction, and the control's
@@ -68,20 +68,22 @@ def interval(gains: np.ndarray, seed: int = 0) -> tuple[float, float]:
 
 
 def improvement(ends: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
-    """Probability that a run of one entry ends with more reward than one of another: mean over regimes of P(x > y) + P(x = y)/2.
+    """Probability that a run of one correction ends with more reward than one of another: mean of P(x > y) + P(x = y)/2.
 
-    ends, others: an array per regime (task and mismatch) with the last rewards x of the one entry's runs, and y of the other's.
+    The mean is over regimes (task, model and mismatch). ends, others: per regime, an array with the last rewards x of the first
+    correction's runs, and one with the last rewards y of the other's.
     """
     wins = [((x[:, None] > y) + 0.5 * (x[:, None] == y)).mean() for x, y in zip(ends, others, strict=True)]
     return float(np.mean(wins))
 
 
 def scores(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
-    """A row per entry (such as a correction) with every regime (task and mismatch) and seed of the entry NONE, best first.
+    """A row per entry (such as a correction), by descending gain. NONE is the entry without a correction.
 
-    policy: column of the last rewards that count. Columns: entry, gain (interquartile mean), low, high, improvement (over NONE),
-    worst (least mean gain of a regime), in (that regime), collapses, runs. Raises UserError if an entry has several rows of a
-    regime and seed, and if NONE lacks a seed in a regime that it has in another.
+    Entries without a run in each regime (task, model and mismatch) and seed of NONE are left out. policy: column of the last
+    rewards to score. Columns: entry, gain (interquartile mean), low, high (its 95 % interval), improvement (over NONE), worst
+    (least mean gain of a regime), in (that regime), collapses, runs. Raises UserError if an entry has several rows of a regime
+    and seed, and if NONE lacks a seed in one regime that it has in another.
     """
     if (twice := runs.duplicated(["entry", "regime", "seed"])).any():
         entry, regime, seed = runs.loc[twice.to_numpy(), ["entry", "regime", "seed"]].iloc[0]

@@ -16,11 +16,11 @@ DELTAS, LENGTHS = (0.2, 0.3, 0.5, 0.7), (1, 3, 5)
 """Definitions of a drawdown: every pair of its relative depth δ and its number m of consecutive evaluations is tried."""
 
 Curves = dict[str, list[dict[str, float]]]
-"""Run -> its rows (step, eval/reward, eval/stderr) that have an evaluation, in the format that detectors read."""
+"""Run -> its evaluations, each with step, eval/reward and eval/stderr, in the format that collapse detectors read."""
 
 
 def curves(steps: pd.DataFrame) -> Curves:
-    """The evaluations of each run. Runs from another run's checkpoint are left out, since their detectors saw its rows too."""
+    """The evaluations of each run that began at step 0. Other runs lack evaluations that their detectors have read."""
     if not {"eval/reward", "eval/stderr"} <= set(steps.columns):
         return {}
     whole = steps.groupby("run", observed=True).step.transform("min") == 0
@@ -40,7 +40,10 @@ def reread(rows: list[dict[str, float]], config: dict[str, Any]) -> dict[str, in
 
 
 def robustness(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evaluated: Curves) -> pd.DataFrame:
-    """Number of runs with a drawdown: a row per setting, a column per depth and length. NaN: no run of it can be judged."""
+    """Number of runs with a drawdown: a row per arm (runs alike but for the seed), a column per depth and length.
+
+    A row is NaN if no run of the arm has both evaluations and a drawdown detector.
+    """
     definitions = pd.MultiIndex.from_product([DELTAS, LENGTHS], names=["delta", "consecutive"])
     counts: dict[str, np.ndarray] = {}
     for run in runs.itertuples():

@@ -1,10 +1,11 @@
-"""Dose and response: the reward of a policy over the size of its mismatch, for synthetic noise of one persistence.
+"""Dose and response: the reward of a policy over the size of its mismatch, which synthetic noise on the weights causes.
 
-An arm, the runs with noise that differ only in seed, is a point. Its dose is the median over runs of K3, itself the median over
-steps. Its response r is the mean over runs of the mean of the last 3 held-out evaluations. The arms of one correction and
-persistence form a curve that begins at dose 0 with the control, which has no noise. Its fit f minimises Σ n_i·(f_i − r_i)² over
-f_0 ≥ f_1 ≥ …, with n_i runs at dose i (isotonic regression). f is linear in √K3 between doses, since √K3 grows as the log ratio
-does, and undefined beyond the largest dose.
+Runs with noise that differ only in seed form an arm, a point of a curve. The dose of an arm is the median over runs of K3,
+itself the median over steps. Its response r is the mean over runs of the mean of the last 3 held-out evaluations. The arms of
+one correction and one persistence (correlation of the noise from one version of the weights to the next) form a curve. A curve
+begins at dose 0 with the control, which has no noise. Its fit f minimises Σ n_i·(f_i − r_i)² over f_0 ≥ f_1 ≥ …, with n_i runs
+at dose i (isotonic regression). f is linear in √K3 between doses, since √K3 grows as the log ratio does. Beyond the largest
+dose f is undefined.
     tolerated dose at a margin m = min {d: f(d) ≤ mean of the control − m}
 Bands are percentiles over resamples: the runs of each arm and of the control are drawn with replacement. The doses stay fixed.
 """
@@ -21,23 +22,24 @@ from analysis.statistics.measures import median
 from analysis.statistics.tests import Interval
 
 KEYS = ("rollout.engine.noise", "rollout.engine.noise_persistence", "rollout.engine.noise_seed")
-"""Config keys that define the synthetic noise on the weights: its size, its persistence and its seed."""
+"""Config keys of the synthetic noise on the weights: its size, its correlation between versions of the weights, its seed."""
 LAST = 3
 """Number of held-out evaluations at the end of a run whose mean reward is the run's response."""
 LEAST = 3
-"""Minimum number of doses (sizes of the noise) to which a dose-response curve is fitted."""
+"""Minimum number of sizes of the synthetic noise to which a curve of reward over K3 is fitted."""
 MARGIN = 0.05
-"""Default loss of mean held-out reward against runs without noise, absolute, at which a dose (K3) is no longer tolerated."""
+"""Default loss of mean held-out reward, against runs without noise, from which a K3 of noise counts as no longer tolerated."""
 REPS = 1000
 
 
 class Curve(NamedTuple):
-    """A curve of reward over dose (K3), from runs with synthetic noise of one loss, setting, correction and persistence.
+    """A curve of the reward of `policy` over K3, from runs that differ only in seed and in the size of synthetic noise.
 
-    doses: K3 in nats per token, ascending [D]. responses: per dose, an array of the runs' rewards. control: rewards of the runs
-    without noise. measured: median persistence over 20 weight syncs, NaN if unmeasured. level: the fit at the control and each
-    dose [1 + D]; drawn: the fit to each bootstrap draw [REPS, 1 + D]; both None for too few doses. reference: mean of the
-    control in each draw [REPS].
+    setting: config values of the runs that differ in the sweep, in words. persistence: correlation of the noise between versions
+    of the weights. doses: K3 in nats per token, ascending [D]. responses: per dose, an array of the runs' rewards. control:
+    rewards of the runs without noise. measured: median correlation of the log ratios over 20 weight syncs, NaN if unmeasured.
+    level: fitted reward at K3 = 0 and at each dose [1 + D]; drawn: the same for each bootstrap draw [REPS, 1 + D]; both None for
+    fewer than LEAST doses. reference: mean of `control` in each draw [REPS].
     """
 
     policy: str
@@ -55,7 +57,7 @@ class Curve(NamedTuple):
 
     @property
     def family(self) -> tuple[str, str, str]:
-        """(policy, loss, setting) of the curve of reward over K3, shared by all curves that begin at equal runs without noise."""
+        """(policy, loss, other config values), shared by all curves of reward over K3 with the same runs without noise."""
         return self.policy, self.loss, self.setting
 
     @property
@@ -64,7 +66,7 @@ class Curve(NamedTuple):
         return min(map(len, (self.control, *self.responses)))
 
     def at(self, k3: np.ndarray | float) -> np.ndarray:
-        """The fitted reward at `k3`, and the lower and upper end of its 95 % band, [3, ...]; NaN beyond the last fitted K3."""
+        """The fitted reward at `k3`, and the lower and upper end of its 95 % band, [3, ...]; NaN beyond the largest fitted K3."""
         assert self.level is not None and self.drawn is not None
         known, asked = np.sqrt([0.0, *self.doses]), np.sqrt(np.asarray(k3, float))
         draws = np.array([np.interp(asked, known, level) for level in self.drawn])
@@ -72,7 +74,7 @@ class Curve(NamedTuple):
         return np.where(asked <= known[-1] * (1 + 1e-9), band, np.nan)
 
     def tolerated(self, margin: float) -> Interval:
-        """The K3 at which the fit has lost `margin` against the mean reward without noise; inf if no dose loses as much."""
+        """The least K3 at which the fit is `margin` below the mean reward without noise; inf if the fit never falls so far."""
         assert self.level is not None and self.drawn is not None
         known = np.sqrt([0.0, *self.doses])
         value = _crossing(known, self.level, self.control.mean() - margin)
@@ -83,8 +85,8 @@ class Curve(NamedTuple):
 class Real(NamedTuple):
     """Runs that differ only in seed, and whose mismatch comes from the number format `precision`, not from synthetic noise.
 
-    k3: median of the runs, in nats per token. measured: median persistence of their log ratios over 20 weight syncs, NaN if
-    unmeasured. responses: held-out reward of `policy` at the end of each run.
+    k3: median of the runs, in nats per token. measured: median correlation of the log ratios over 20 weight syncs, NaN if
+    unmeasured. responses: held-out reward of `policy` at the end of each run. setting: other config values, in words.
     """
 
     policy: str
@@ -98,12 +100,12 @@ class Real(NamedTuple):
 
     @property
     def family(self) -> tuple[str, str, str]:
-        """(policy, loss, setting) of the runs, by which they are compared with a curve of reward over synthetic noise."""
+        """(policy, loss, other config values), by which the runs are compared with curves of reward over synthetic noise."""
         return self.policy, self.loss, self.setting
 
 
 def _crossing(places: np.ndarray, level: np.ndarray, wanted: float) -> float:
-    """The square of the first x where the line through the points (x in `places`, y in `level`) falls to `wanted`, else inf."""
+    """The least K3 at which a fitted reward falls to `wanted`, inf if never. places, level: √K3 and reward of its points."""
     below = np.flatnonzero(level <= wanted)
     if not len(below):
         return np.inf
@@ -125,11 +127,11 @@ def fit(responses: list[np.ndarray]) -> np.ndarray:
 def points(
     runs: pd.DataFrame, configs: Mapping[str, Any], steps: pd.DataFrame, measures: pd.DataFrame, policies: Mapping[str, str]
 ) -> pd.DataFrame:
-    """A row per run and per policy whose held-out reward the run recorded: the dose (K3) and the response (reward).
+    """A row per run and per policy whose held-out reward the run recorded: the run's K3, and the reward at its end.
 
-    Columns: policy, loss, setting, correction, precision, control, seed, noise, persistence (of the noise), k3, measured
-    (persistence over 20 weight syncs), response. runs: the ended ones, from `Results.runs_but`, whose names do not state the
-    keys of the noise (KEYS). policies: metric -> policy in words.
+    Columns: policy, loss, setting, correction, precision, control, seed, noise (its size), persistence (correlation of the noise
+    between versions of the weights), k3, measured (correlation of the log ratios over 20 weight syncs), response (reward).
+    runs: the ended ones, from `Results.runs_but(KEYS)`. policies: metric -> policy in words.
     """
     engines = {run: configs[run]["rollout"]["engine"] for run in runs.index}
     measures = measures.loc[runs.index]  # to assign a longer column to a table without rows would give it rows
@@ -151,9 +153,9 @@ def points(
 
 
 def curves(table: pd.DataFrame) -> list[Curve]:
-    """Dose-response curves of reward over K3 of noise: one per policy, loss, setting, correction and persistence of the noise.
+    """Curves of reward over K3, each of runs that differ only in seed and in the size of the noise; uncorrected ones first.
 
-    table: from `points`. Uncorrected curves come first. Noise in a precision without a control, which has no noise, is left out.
+    table: from `points`. Noise in a precision without control runs (uncorrected, without a mismatch) is left out.
     """
     if table.empty:
         return []
@@ -188,9 +190,9 @@ def _curve(
 
 
 def precisions(table: pd.DataFrame) -> list[Real]:
-    """The runs without noise in a precision other than that of the control, which has no mismatch, grouped by setting.
+    """The runs whose mismatch comes from their precision alone, grouped by everything but the seed, for each policy.
 
-    table: a row per run and policy, from `points`.
+    table: a row per run and policy, from `points`. The precision of the control runs, which have no mismatch, is left out.
     """
     if table.empty:
         return []

@@ -22,7 +22,7 @@ EVALUATED = (
 
 
 def per_row(steps: pd.DataFrame, values: pd.Series) -> pd.Series:
-    """For each row of `steps` (one per run and step), its run's entry in `values`, indexed by run; NaN if there is none."""
+    """For each row of `steps`, the value of its run in `values`, which is indexed by run id; NaN if the run has none."""
     known = values.reindex(steps.run.cat.categories).to_numpy()
     return pd.Series(known[steps.run.cat.codes], index=steps.index)
 
@@ -31,8 +31,8 @@ def measures(runs: pd.DataFrame, steps: pd.DataFrame, rewards: pd.DataFrame) -> 
     """A row per run: its held-out rewards and its mismatch.
 
     Columns: final_reward, best_reward; k3, the median over steps (nats per token); ess_sequence_min; log_ratio_max (nats);
-    persistence, the median over steps of that over 20 weight syncs; the mean shares tokens_rejected and tokens_weighted_zero.
-    Only the steps of a run up to the onset of a collapse count, since later ones cannot have caused it.
+    persistence, the correlation of the log ratios over 20 weight syncs (median over steps); the mean shares tokens_rejected and
+    tokens_weighted_zero. Only steps up to the onset of a collapse count, since later ones cannot have caused the collapse.
     """
     before = ~(steps.step > per_row(steps, runs.onset))
     run = steps.run[before]
@@ -56,7 +56,7 @@ def measures(runs: pd.DataFrame, steps: pd.DataFrame, rewards: pd.DataFrame) -> 
 
 
 def evaluations(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """A row per run and evaluation: arm (name of its setting), seed, step, held-out reward, metrics of mismatch and of probes."""
+    """A row per run and evaluation: arm (runs alike but for the seed), seed, step, held-out reward, metrics of the mismatch."""
     if "eval/reward" not in steps:
         return pd.DataFrame(columns=["run", "arm", "seed", "step", "eval/reward"])
     probed = [name for name in steps if name.startswith("probe/")]
@@ -66,14 +66,17 @@ def evaluations(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def causes(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row per setting, detector that dated the collapse, and cause: number of collapsed runs, and median_onset in RL steps."""
+    """Number of collapses and their median_onset, an RL step, by arm (runs alike but for the seed), detector and cause.
+
+    detector: the one that dated the collapse. cause: the earliest warning before it.
+    """
     collapsed = runs[runs.event].assign(cause=lambda runs: runs.cause.fillna("no warning"))
     counted = collapsed.groupby(["arm", "detector", "cause"], sort=False).onset.agg(["size", "median"]).reset_index()
     return counted.rename(columns={"size": "runs", "median": "median_onset"})
 
 
 def costs(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """A row per setting: median seconds of an RL step and of its parts, and mean shares of tokens rejected and weighted 0."""
+    """A row per arm (runs alike but for the seed): median seconds of a step and its parts, mean shares of unused tokens."""
     arm = per_row(steps, runs.arm)
     parts = {"time/step": "step_seconds", "time/generate": "generate_seconds", "time/train": "train_seconds"}
     table = pd.DataFrame({column: steps[name].groupby(arm).median() for name, column in parts.items() if name in steps})
@@ -85,9 +88,10 @@ def costs(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def probes(runs: pd.DataFrame, steps: pd.DataFrame, best: pd.Series, healthy: float) -> pd.DataFrame:
-    """A row per setting and probed precision: median K3, least sequence ESS and largest |log ratio| of rollouts sampled in it.
+    """A row per arm (runs alike but for the seed) and probed precision: the mismatch of rollouts sampled in this precision.
 
-    reached_healthy counts the ended runs of the setting with an evaluation of at least `healthy`.
+    Columns: median K3, least sequence ESS, largest |log ratio|. reached_healthy: share of the arm's ended runs whose best
+    held-out reward was at least `healthy`, such as `4/5`. best: best held-out reward of each run.
     """
     names = sorted({column.split("/")[1] for column in steps if column.startswith("probe/")}, key=coarseness)
     arm = per_row(steps, runs.arm)

@@ -1,4 +1,4 @@
-"""The outcome of each arm (runs alike but for the seed), and its comparison with its uncorrected or exact reference arm."""
+"""The outcome of each arm (runs alike but for the seed), compared with the arm without its correction or mismatch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def outcomes(runs: pd.DataFrame, final: pd.Series, references: dict[str, str], c
     survival time up to the horizon τ, common to all arms, in optimizer steps; it uses the censored records of unfinished runs
     too. final_iqm, final_mean: of the last reward. steps_gained, reward_gained: difference from the `reference` arm, which is
     uncorrected or without a mismatch. Each estimate x has its interval x_low, x_high.
-    collapse_p and reward_p are exact, *_holm_p Holm-adjusted over the comparisons of one `question` (precision or correction).
+    collapse_p, reward_p: exact p of equal times to collapse and of equal last rewards. *_holm_p: Holm-adjusted over the
+    comparisons of one `question` (precision or correction).
     least_p: the p if all runs of one arm were above those of the other. note: weaknesses of the comparison.
     """
     placed = combinations.set_index("arm")[["least", "most", "from_control"]]
@@ -59,14 +60,17 @@ def _interval(name: str, interval: tests.Interval) -> dict[str, float]:
 
 
 def averages(final: pd.Series, strata: pd.Series) -> dict[str, float]:
-    """Interquartile mean final_iqm and mean final_mean of last rewards, with _low and _high from a bootstrap within `strata`."""
+    """Interquartile mean final_iqm and mean final_mean of last rewards, with 95% limits *_low, *_high by a bootstrap."""
     middle = bootstrap(final, strata, iqm, np.random.default_rng(RESAMPLING))
     mean = bootstrap(final, strata, np.mean, np.random.default_rng(RESAMPLING))
     return _interval("final_iqm", middle) | _interval("final_mean", mean)
 
 
 def _against(runs: pd.DataFrame, mine: pd.DataFrame, reference: str | None, tau: float, final: pd.Series) -> dict[str, object]:
-    """Gains in steps and reward, with p-values, of the runs `mine` over those of the arm `reference`, if they made a step."""
+    """Gains in steps and reward, with p-values, of the runs `mine` over those of the arm `reference`.
+
+    Runs without a completed step are left out. tau: horizon of the restricted mean survival time.
+    """
     never = int((mine.outcome == "never learned").sum())
     notes = [f"{never} never learned, counted as not collapsed"] if never else []
     untested = {"collapse_p": np.nan, "reward_p": np.nan}
@@ -98,9 +102,10 @@ def _against(runs: pd.DataFrame, mine: pd.DataFrame, reference: str | None, tau:
 
 
 def pooled(runs: pd.DataFrame, final: pd.Series) -> pd.DataFrame:
-    """A row per precision and correction: the last reward over the strata (pairs of loss and setting) that all rows have.
+    """A row per precision and correction: mean and interquartile mean of the last reward over the strata that all rows have.
 
-    Bootstraps draw runs within each stratum. The table is empty if there are fewer than two rows or two common strata.
+    A stratum is a loss with the other config values that differ. Bootstraps draw runs within each stratum. The table is empty if
+    there are fewer than two rows or two such strata.
     """
     runs = runs[runs.outcome != "unfinished"]
     runs = runs.assign(final=final[runs.index], stratum=runs.loss + " " + runs.setting).dropna(subset=["final"])

@@ -23,7 +23,7 @@ def iqm(values: np.ndarray, axis: int = -1) -> np.ndarray:
 def bootstrap(
     values: pd.Series, strata: pd.Series, statistic: Callable[..., np.ndarray], rng: np.random.Generator, reps: int = 2000
 ) -> Interval:
-    """`statistic` of all values, with a bootstrap interval from draws within each stratum. Below six values it is too narrow."""
+    """`statistic` of all values, with a bootstrap interval that draws within each stratum; below six values it is too narrow."""
     groups = [group.to_numpy(float) for _, group in values.groupby(strata.to_numpy())]
     drawn = np.concatenate([group[rng.integers(0, len(group), (reps, len(group)))] for group in groups], axis=1)
     point = float(statistic(np.concatenate(groups)))
@@ -39,7 +39,7 @@ def paired_difference(one: pd.Series, other: pd.Series, rng: np.random.Generator
 
 
 def rewards(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """A row per run with its last held-out reward, `final`, and its best, `best`. The best hides a collapse, so show both."""
+    """A row per run with its last held-out reward, `final`, and its best, `best`, which alone would hide a collapse."""
     if "eval/reward" not in steps:
         return pd.DataFrame(np.nan, index=runs.index, columns=["final", "best"])
     grouped = steps[["run", "eval/reward"]].dropna().groupby("run", observed=True)["eval/reward"]

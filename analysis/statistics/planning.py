@@ -1,4 +1,4 @@
-"""The number of seeds that a comparison of two settings needs, by the power of t tests. Exact tests have slightly less power."""
+"""The number of seeds that a comparison of two groups of runs needs, by the power of t tests. Exact tests need slightly more."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy.integrate import quad
 from scipy.stats import chi2, nct, norm, t
 
 LARGEST = 1000
-"""Largest number of seeds per compared setting that `seeds_needed` considers."""
+"""Largest number of seeds per compared group that `seeds_needed` considers."""
 
 
 def power_of_difference(n: int, spread: float, difference: float, alpha: float = 0.05) -> float:
@@ -45,7 +45,7 @@ def power_of_equivalence(n: int, spread: float, margin: float, alpha: float = 0.
 
 
 def seeds_needed(power: Callable[[int], float], wanted: float, least: int = 2) -> int | None:
-    """The smallest number n of seeds per compared setting, from `least` to 1000, with power(n) ≥ `wanted`; None if none has."""
+    """The smallest number n of seeds per compared group, from `least` to 1000, with power(n) ≥ `wanted`; None if none has."""
     if power(LARGEST) < wanted:
         return None
     return next(n for n in count(least) if power(n) >= wanted)

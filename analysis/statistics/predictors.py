@@ -30,7 +30,7 @@ DIAGNOSTICS = {
 
 
 class Signal(NamedTuple):
-    """A run's diagnostic by step, signed so that high is bad. smooth: its running median. level: the highest median so far."""
+    """A run's diagnostic by step, signed so that high is bad. smooth: running median. level: highest running median so far."""
 
     steps: np.ndarray
     level: np.ndarray
@@ -38,7 +38,7 @@ class Signal(NamedTuple):
 
 
 def signals(steps: pd.DataFrame, metric: str) -> dict[str, Signal]:
-    """Run -> its signal of the diagnostic `metric`, for the runs that recorded this metric."""
+    """Run -> its diagnostic `metric` with the running median, for runs that recorded it. ESS and entropy are negated."""
     sign = DIAGNOSTICS[metric]
     rows = steps.loc[steps[metric].notna(), ["run", "step", metric]]
     at, values = rows.step.to_numpy(), sign * rows[metric].to_numpy()
@@ -74,11 +74,12 @@ def auc_at(score: np.ndarray, case: np.ndarray) -> float:
 
 
 def time_dependent_auc(runs: pd.DataFrame, by_run: dict[str, Signal], ahead: int = HORIZON, spacing: int = 5) -> float:
-    """Mean AUC of a diagnostic over landmark steps t and sources of mismatch, weighted by the number of cases.
+    """How well a diagnostic ranks runs by whether they collapse within `ahead` steps: the mean area under the ROC curve.
 
-    Runs are ranked within a source, since K3 separates fp8 from fp32 without predicting a collapse. Among the runs not
-    collapsed at t, cases collapse in (t, t + ahead] and controls are recorded beyond t + ahead without a collapse; all other
-    runs are left out. The score is the running median at t. NaN without a case or without a control.
+    The mean is over steps t and over sources of mismatch, weighted by the number of cases. Runs are ranked within a source, since
+    K3 separates fp8 from fp32 without predicting a collapse. The score is the running median at t. Among the runs not collapsed
+    at t, cases collapse in (t, t + ahead], and non-cases are recorded up to t + ahead without a collapse. All other runs are left
+    out. NaN without a case or without a non-case.
     """
     known = runs.loc[[run for run in runs.index if run in by_run]]
     if known.empty:
@@ -108,23 +109,28 @@ def _at(signal: Signal, steps: np.ndarray) -> np.ndarray:
 
 
 def best_threshold(runs: pd.DataFrame, by_run: dict[str, Signal]) -> float:
-    """The threshold with the largest share of detected collapses minus that of false alarms; NaN without both kinds of runs.
+    """The threshold of a diagnostic that maximises the share of detected collapses minus the share of false alarms.
 
-    It lies halfway between the highest running medians of two runs. Among equally good thresholds it is the middle one.
+    The candidates lie halfway between the highest running medians of two runs. Among equally good ones the middle one is
+    returned. NaN if no run collapsed, or all did.
     """
     return _threshold(reached(runs, by_run), runs.event.to_numpy(bool))
 
 
 def reached(runs: pd.DataFrame, by_run: dict[str, Signal]) -> np.ndarray:
-    """Per run, the diagnostic's highest running median before the collapse (−inf without a step there), or up to the end."""
+    """Per run, the highest running median of a diagnostic up to the collapse, or to the end of a run without one.
+
+    −inf if the diagnostic was not recorded before the collapse.
+    """
     ends = [np.searchsorted(by_run[run].steps, onset) for run, onset in runs.onset.where(runs.event, np.inf).items()]
     return np.array([by_run[run].level[end - 1] if end else -np.inf for run, end in zip(runs.index, ends, strict=True)])
 
 
 def _threshold(levels: np.ndarray, event: np.ndarray) -> float:
-    """The threshold with the best skill on runs with the highest running medians `levels` [N]; NaN without both kinds of runs.
+    """The threshold of a diagnostic with the best skill; NaN if no run collapsed, or all did.
 
-    event [N]: whether each run collapsed. Skill is the share of collapsed runs at or above the threshold, minus that of others.
+    Skill is the share of collapsed runs at or above the threshold, minus that of other runs. levels [N]: highest running median
+    of each run. event [N]: whether the run collapsed.
     """
     if not event.any() or event.all():
         return np.nan
@@ -146,7 +152,8 @@ def evaluate(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     detected: share of collapsed runs with an alarm before the onset. median_lead: RL steps from alarm to onset. false_alarms:
     share of other runs with an alarm. auc: `time_dependent_auc`, `HORIZON` steps ahead. The threshold that judges a run was
     chosen on the runs of the other seeds. Sources of mismatch without a collapse are left out, since a run without mismatch
-    raises no false alarm. The cells need a collapsed run, another run and two seeds; else they are missing, and `note` says why.
+    raises no false alarm. detected, median_lead and false_alarms are missing without a collapsed run, another run and two seeds;
+    `note` then says so.
     """
     if runs.event.any():
         runs = runs[runs.source.isin(runs.source[runs.event])]
@@ -181,7 +188,10 @@ def evaluate(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _left_out(runs: pd.DataFrame, by_run: dict[str, Signal]) -> tuple[np.ndarray, np.ndarray]:
-    """(lead in steps of each collapsed run, or NaN; whether each other run had a false alarm); thresholds by other seeds."""
+    """(lead of each collapsed run in RL steps, NaN without an alarm before the onset; whether each other run had an alarm).
+
+    The threshold for a run is chosen on the runs of the other seeds.
+    """
     lead, false = [], []
     levels, event = reached(runs, by_run), runs.event.to_numpy(bool)
     for seed, mine in runs.groupby("seed", sort=False):

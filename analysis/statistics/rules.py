@@ -1,6 +1,6 @@
-"""Rules that choose a correction from measurements of a run without correction, and the reward that a rule loses. No torch.
+"""Rules that choose a correction from measurements of an uncorrected run, and the reward that a rule's choice loses. No torch.
 
-The study of the verdict (docs/decision.md) tunes and scores such rules, and `faultline replay` follows the one that it supports.
+docs/decision.md describes the study that tunes and scores such rules. `faultline replay` follows the rule that it supports.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import numpy as np
 import pandas as pd
 
 ARMS = ("none", "token", "sequence", "mask", "geometric")
-"""Corrections to choose from under a mismatch. token and sequence truncate weights at 2, mask drops sequences of ratio above 2,
-geometric drops those whose geometric mean ratio leaves 0.9 to 1.11, and tokens of ratio above 2."""
+"""Corrections to choose from under a mismatch. token and sequence truncate the weights of tokens and sequences at 2. mask drops
+sequences with a ratio above 2. geometric drops sequences whose geometric mean ratio leaves 0.9 to 1.11, and tokens with a ratio
+above 2."""
 
 
 class Seen(NamedTuple):
-    """The measurements of a run without correction from which a rule chooses the correction for runs of its setting.
+    """Measurements of a run without a correction, from which a rule chooses the correction for runs with the same config.
 
-    k3: in nats per token. persistence: of the log ratios over 20 weight syncs, 0 if unmeasured. tokens: mean per response.
-    verdict: the correction that `faultline replay` proposes for the run.
+    k3: in nats per token. persistence: correlation of the log ratios over 20 weight syncs, 0 if unmeasured. tokens: mean number
+    per response. verdict: the correction that `faultline replay` proposes for the run.
     """
 
     k3: float
@@ -37,10 +38,10 @@ Rule = Callable[[Seen], str]
 
 @dataclass(frozen=True)
 class Cutoffs:
-    """A rule for choosing a correction by three cut-offs (version 2 of the verdict), for one policy that is served.
+    """A rule for choosing a correction by three cut-offs, from the measurements `Seen` of an uncorrected run.
 
-    The rule chooses no correction for a run below `k3` or below `persistence`. Otherwise it chooses `short` for a mean response
-    of at most `tokens` tokens, and `long` for a longer one.
+    It chooses no correction if the run's K3 is below `k3`, or if the correlation of its log ratios over 20 weight syncs is below
+    `persistence`. Otherwise it chooses the correction `short` if the mean response has at most `tokens` tokens, else `long`.
     """
 
     k3: float = 0.0
@@ -64,10 +65,10 @@ def regret(ends: pd.DataFrame, chosen: Mapping[int, str]) -> float:
 
     ends: last rewards [seeds, corrections]. chosen: seed -> the rule's correction. For each choice S of half of the seeds,
     rounded down,
-        best(S) = argmax over ARMS of the mean of S
+        best(S) = the correction in ARMS with the largest mean of `ends` over the seeds in S
         regret(S) = mean over the other seeds s of ends[s, best(S)] − ends[s, chosen(s)]
-    and the regret is the mean over all S. If the best arm were chosen and scored on the same seeds, its noise would count as
-    regret. A rule that is as good as the best correction may have a negative regret.
+    and the regret is the mean over all S. If the best correction were chosen and scored on the same seeds, its luck there would
+    count as regret. A rule that is as good as the best correction may have a negative regret.
     """
     found = []
     for some in combinations(ends.index, len(ends) // 2):

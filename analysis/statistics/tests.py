@@ -100,8 +100,8 @@ def non_inferior_p(
     """One-sided exact p of H0: δ = E x − E y ≤ −margin. A small p shows that x is worse by less than the margin, or better.
 
     x, y: a value per run. The margin has their unit. It may be 0, for a claim that x is better. H0 is rejected if x + margin lies
-    above y. Unpaired, p ≥ 1/C(n + m, n). A rare collapse is no shift: it changes the mean and is not in most small samples. So
-    a claim also needs the share of collapses that the seeds leave possible.
+    above y. Unpaired, p ≥ 1/C(n + m, n). A rare collapse changes the mean, but most small samples have none. So a claim also
+    needs an upper limit of the share of collapses.
     """
     return _rearranged(np.asarray(x, float) + margin, y, paired, rng or np.random.default_rng(0)).upper
 
@@ -111,8 +111,8 @@ def equivalent_p(
 ) -> float:
     """Exact p of H0: |δ| ≥ margin with δ = E x − E y, the larger p of two one-sided tests (TOST). x, y: a value per run.
 
-    Source: Schuirmann, J. Pharmacokinet. Biopharm. 15:657, 1987. The margin has the unit of x and y. A rare collapse is
-    not in most small samples, so a claim also needs the share of collapses that the seeds leave possible.
+    Source: Schuirmann, J. Pharmacokinet. Biopharm. 15:657, 1987. The margin has the unit of x and y. Most small samples lack
+    a rare collapse, so a claim also needs an upper limit of the share of collapses.
     """
     rng = rng or np.random.default_rng(0)
     return max(non_inferior_p(x, y, margin, paired, rng), non_inferior_p(y, x, margin, paired, rng))

@@ -12,8 +12,8 @@ from sweeps.states import RunState
 class Executor(Protocol):
     """Executor of the runs of one sweep: `local.Local` or `slurm.Slurm`.
 
-    ranks: number of processes of a run. detach: whether to return once all runs are submitted. stopped: whether a signal from
-    outside stopped a run; all runs were then stopped, and none starts any more.
+    ranks: number of processes of a run. detach: whether the launch ends once all runs are submitted. stopped: whether a signal
+    that the launcher did not send stopped a run. Then all runs are stopped, and none starts any more.
     """
 
     sweep: Sweep
@@ -24,7 +24,7 @@ class Executor(Protocol):
     def stopped(self) -> bool: ...
 
     def prepare(self) -> dict[str, Any]:
-        """Prepare the launch and return settings with which `launch.relaunch` can repeat it. Raise UserError if it cannot run."""
+        """Prepare the launch. Return settings with which `launch.relaunch` can repeat it. Raise UserError if it is impossible."""
 
     def attached(self) -> AbstractContextManager[None]:
         """Context manager around submitting and waiting. It decides what Ctrl-C and SIGTERM do to the runs."""

@@ -17,7 +17,7 @@ from sweeps.states import RunState
 
 
 class Local:
-    """Executor of a sweep's runs on this machine, `parallel` at a time; None means one per physical core."""
+    """Executor of a sweep's runs on this machine. parallel: number of runs at a time; None: one per physical core."""
 
     ranks = 1
     detach = False
@@ -29,7 +29,7 @@ class Local:
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal from elsewhere stopped a run, so that all runs were stopped."""
+        """Whether a signal that the launcher did not send stopped a run, upon which the launcher stopped all runs."""
         return self.pool.stopping
 
     def prepare(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class Local:
         return f"{count} to run, {min(self.parallel, count)} at a time"
 
     def look(self) -> tuple[dict[str, RunState], set[str]]:
-        """Return (state of every run, live runs). Runs of a killed launcher are live until they have saved a checkpoint."""
+        """Return (state of every run, runs that wait or are under way), among these any that a killed launcher left running."""
         states = self.sweep.states()
         live = {*self.waiting, *self.pool.running}
         for run, state in states.items():
@@ -81,7 +81,7 @@ class Local:
         self.pool.cancel(stopped)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for at most `seconds`, then start queued runs in free places. Returns True as soon as a run has ended."""
+        """Wait until a run ends, at most `seconds`, then start queued runs while there is room. Returns whether a run ended."""
         end, before = time.monotonic() + seconds, set(self.pool.running)
         while time.monotonic() < end and before <= self.pool.running.keys():
             time.sleep(0.05)

@@ -13,58 +13,58 @@ from harness.errors import UserError
 from harness.yaml_file import read_yaml
 
 OWN = ("job-name", "comment", "array", "signal", "requeue", "no-requeue", "dependency", "output", "error", "open-mode")
-"""Options of sbatch that only the launcher sets: by them it finds its jobs and their output, and requeues jobs."""
+"""Options of sbatch that only the launcher sets. By these options it finds its jobs and their output, and requeues jobs."""
 
 
 @dataclass
 class SlurmOptions:
-    """Keys of `hydra/launcher=slurm`, see docs/sweeps.md. A task is one entry of a job array."""
+    """Keys of `hydra/launcher=slurm`, see docs/sweeps.md. A Slurm task is one entry of a job array, and has one or more runs."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False, coerce_numbers_to_str=True)
 
     partition: str | None = None
     """Partition of the jobs, as sbatch takes it. null: the cluster's default."""
     account: str | None = None
-    """Account that the jobs are charged to, as sbatch takes it."""
+    """Account that the jobs are charged to, as sbatch takes it. null: the user's default."""
     qos: str | None = None
-    """Quality of service, as sbatch takes it."""
+    """Quality of service, as sbatch takes it. null: the cluster's default."""
     gres: str | None = None
-    """Generic resources of a task, as sbatch takes them: gpu:4."""
+    """Generic resources of a Slurm task, as sbatch takes them, such as gpu:4. null: none are requested."""
     constraint: str | None = None
-    """Features that a node must have, as sbatch takes them."""
+    """Features that a node must have, as sbatch takes them. null: any node will do."""
     timeout_min: Count = 60
-    """Time limit of a task, in minutes."""
+    """Time limit of a Slurm task, in minutes."""
     mem_gb: Positive = 4
-    """Memory of a task, in GiB."""
+    """Memory of a Slurm task, in GiB."""
     runs_per_job: Count = 1
-    """Number of runs in a task, forked from one process that has imported everything."""
+    """Number of runs in a Slurm task, forked from one process that has imported everything."""
     runs_at_once: Count = 1
-    """Number of runs of a task that run at the same time."""
+    """Number of runs of a Slurm task that are under way at the same time."""
     ranks: Count = 1
-    """Number of processes of a run, started by srun. If it is above 1, a task has only one run."""
+    """Number of processes of a run, started by srun. If it is above 1, a Slurm task has only one run."""
     cpus_per_run: Count = 1
     """Number of cores of each process of a run."""
     parallel: Count = 64
-    """Maximum number of tasks at a time, over the jobs of one command."""
+    """Maximum number of Slurm tasks under way at a time, over the jobs of one command."""
     signal_delay_s: Count = 120
-    """Seconds before its time limit at which a task is signalled to save a checkpoint. It is then requeued."""
+    """Seconds before its time limit at which a Slurm task is signalled to save a checkpoint. The task is then requeued."""
     setup: list[str] = field(default_factory=list)
-    """Shell lines that each task executes before Python starts."""
+    """Shell lines that each Slurm task executes before Python starts."""
     python: str | None = None
-    """Command that starts Python, such as one in a container. null: this interpreter."""
+    """Command that starts Python, such as one in a container. null: the interpreter that launches."""
     sbatch: dict[str, Any] = field(default_factory=dict)
-    """Other options of sbatch by name, except the time limit and those that the launcher sets (`OWN`). Those of the site file are
-    added, except where the command line has the same name."""
+    """Other options of sbatch by name, except the time limit and those that the launcher sets (`OWN`). Options in the file `site`
+    are added, unless given here too."""
     site: str | None = None
-    """YAML file with values for keys that are otherwise null or empty; slurm/sites/example.yaml is one."""
+    """YAML file with values for launcher keys that are null or empty, such as slurm/sites/example.yaml. null: no such file."""
     code: Literal["sweep", "new"] | None = None
-    """Code that jobs run. null: the current files, refused if they differ from the sweep's last snapshot. sweep: that snapshot.
-    new: the current files."""
+    """Code that jobs run. new: the current files. sweep: the sweep's last snapshot of them. null: the current files, but an error
+    if they differ from that snapshot."""
     detach: bool = False
     """true: the command returns once all runs are submitted. false: it waits until they have ended."""
 
     def check(self) -> None:
-        """Fill empty keys from the site file, then check all keys. Raises UserError on a value that cannot work."""
+        """Fill null or empty keys from the file `site`, then check all keys. Raises UserError on a value that cannot work."""
         if self.site:
             self._fill(Path(self.site))
         try:

@@ -14,7 +14,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(by: signal.Signals) -> None:
-    """Make the kernel (Linux) send this process the signal `by` when its parent ends. Raises SystemExit if that has ended."""
+    """Make Linux send this process the signal `by` when its parent ends. Raises SystemExit if the parent has ended already."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
     if os.getppid() == 1:

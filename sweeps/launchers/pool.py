@@ -30,7 +30,7 @@ from sweeps.states import STUCK
 PRELOADED = ["sweeps.launchers.preloaded"]
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 FORMER_LIFE = 60
-"""Maximum seconds that a run waits for the lock of its folder. A requeued job may start before its former processes end."""
+"""Maximum seconds that a run waits for the lock of its folder, which a process from before a requeue may still hold."""
 UNAVAILABLE = os.EX_TEMPFAIL
 """Exit code 75 of a run that stopped for an external cause, such as a full disk."""
 ORPHANED = 255
@@ -142,7 +142,7 @@ class Pool:
 
 @contextmanager
 def _held_back(numbers: Iterable[signal.Signals]) -> Iterator[None]:
-    """Context manager that delays the signals `numbers` until its body has ended."""
+    """Context manager that delays the signals `numbers` until its `with` block has ended."""
     resource_tracker.ensure_running()  # multiprocessing would start it within the body, and let SIGINT and SIGTERM through
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
@@ -164,7 +164,7 @@ def run_in_child(config_json: str, log: str) -> None:
 
 
 def follow(sweep: Sweep, run: str) -> None:
-    """Take part in a run that rank 0 starts: the work of the other ranks of a Slurm task."""
+    """Do the work of a rank other than 0 of a Slurm task: train the run `run`, which rank 0 starts."""
     _train(sweep.config(run).model_dump_json(), str(sweep.folder(run).path / "log.txt"))
 
 

@@ -27,7 +27,7 @@ from sweeps.snapshot import snapshot
 from sweeps.states import RunState
 
 STRAGGLERS = 60
-"""Seconds from the end of one rank until srun ends the other ranks. Ranks without work wait this long for rank 0."""
+"""Seconds that srun lets the other processes (ranks) of a run continue after the first one has ended."""
 
 
 class Slurm:
@@ -64,7 +64,7 @@ class Slurm:
         )
 
     def look(self) -> tuple[dict[str, RunState], set[str]]:
-        """Return (state of every run, runs that wait or are under way), from the ledger and squeue."""
+        """Return (state of every run, runs that wait or are under way), from the sweep's log and squeue."""
         tasks = jobs(self.sweep)
         live = {run for run, job in jobs_by_run(self.sweep, tasks).items() if job.live}
         return merge_states(self.sweep, self.sweep.states(), tasks), live

@@ -71,7 +71,7 @@ def jobs(sweep: Sweep) -> list[Job]:
 
 
 def jobs_by_run(sweep: Sweep, tasks: list[Job]) -> dict[str, Job]:
-    """Run -> its latest job among `tasks`, preferring a live one. Runs without a job are left out."""
+    """Run -> its latest job among `tasks` that waits or runs, else its latest job. Runs without a job are left out."""
     batches: dict[str, list[list[str]]] = {}
     by_run: dict[str, Job] = {}
     for job in sorted(tasks, key=lambda job: job.live):
@@ -84,7 +84,10 @@ def jobs_by_run(sweep: Sweep, tasks: list[Job]) -> dict[str, Job]:
 
 
 def merge_states(sweep: Sweep, states: dict[str, RunState], tasks: list[Job]) -> dict[str, RunState]:
-    """Correct states from a sweep's log by Slurm's jobs `tasks`: why runs wait, and which ended with no entry in the log."""
+    """Correct states from a sweep's log by Slurm's jobs `tasks`: waiting runs get the reason why they wait.
+
+    A run whose job is gone without an entry in the log gets the state that its folder has.
+    """
     by_run = jobs_by_run(sweep, tasks)
     corrected = {}
     for run, state in states.items():
@@ -118,7 +121,7 @@ def leave_jobs_running(sweep: Sweep) -> Iterator[None]:
 
 
 def cancel_jobs(sweep: Sweep, runs: list[str] | None = None) -> list[str]:
-    """Cancel every live job of the sweep, or those that contain any of `runs`. Returns the cancelled runs."""
+    """Cancel the sweep's waiting and running jobs, only those that contain any of `runs` if given. Returns the cancelled runs."""
     tasks = [job for job in jobs(sweep) if job.live]
     if runs is not None:
         tasks = list({job.id: job for run, job in jobs_by_run(sweep, tasks).items() if run in runs}.values())

@@ -1,6 +1,6 @@
 """The controller of a search: it asks Optuna for trials, runs them, and reports their results. It may be killed at any time.
 
-The runs of a trial follow from its parameters, so a new controller finds them in the sweep's ledger. It adopts every
+The runs of a trial follow from its parameters, so a new controller finds them in the sweep's log. It adopts every
 trial that Optuna's journal lists as running. Only the controller writes this journal.
 """
 
@@ -34,7 +34,7 @@ from sweeps.search.trial_runs import Score, TrialRuns
 POLL = 2.0
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 FRESH = 1000
-"""First of the seeds, unused in the search, with which the winning trial is run again."""
+"""First seed with which the best trial's parameters are run again. The search itself uses lower seeds."""
 
 
 def search(path: Path, changes: list[str]) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class Controller:
         return bool(running or upcoming)
 
     def _next_params(self, trials: list[FrozenTrial]) -> list[dict[str, Any]]:
-        """Parameters of the trials to start next, a dictionary per trial. An empty one lets Optuna choose."""
+        """Parameters of the trials to start next, a dictionary per trial. For an empty dictionary Optuna chooses them."""
         ended = [trial for trial in trials if trial.state in ENDED]
         running = [trial for trial in trials if trial.state == TrialState.RUNNING]
         room = self.spec.trials - len(ended) - len(running)
@@ -169,7 +169,7 @@ class Controller:
         print(f"trial {trial.number}: {score.mean:.3f}, at least {score.bound:.3f}{self._left()}", file=sys.stderr, flush=True)
 
     def _end_collapsed(self, trial: Trial, runs: list[str], collapsed: int) -> None:
-        """Prune a trial in which runs collapsed, and give it no value: a collapse is a state of its own, not a low score."""
+        """Prune a trial in which `collapsed` of its `runs` collapsed. It gets no value, since a collapse is not a low score."""
         for key, value in {"outcome": "collapsed", "collapsed": collapsed, "seeds": len(runs)}.items():
             trial.set_user_attr(key, value)
         self.study.tell(trial.number, state=TrialState.PRUNED)
@@ -218,7 +218,7 @@ class Controller:
         return result | {"winner": self.spec.values(best.params), "searched": searched, "fresh": fresh}
 
     def _finish(self, runs: list[str]) -> dict[str, Any]:
-        """Wait for the runs of the best trial on fresh seeds. Returns their score, and the number of them that collapsed."""
+        """Wait for `runs`, those of the best parameters with fresh seeds. Returns their score, and how many collapsed."""
         while unfinished := self.runs.unfinished(runs):
             if self.runs.refresh() and (error := self.runs.resubmit(unfinished)):
                 raise UserError(f"{error}; the winner was not confirmed")
@@ -250,7 +250,7 @@ class Controller:
                 raise UserError(f"{_arm(self.spec.values(corner))}: {error}") from None
 
     def _check_spec(self) -> None:
-        """Raise UserError if the search's spec was edited. trials, parallel, launcher and winner_seeds may change."""
+        """Raise UserError if the spec was edited since the search began, except in trials, parallel, launcher, winner_seeds."""
         file = self.sweep.home / "search-spec.json"
         spec = self.spec.model_dump(mode="json", exclude={"trials", "parallel", "launcher", "winner_seeds"})
         if file.exists() and (before := json.loads(file.read_text())) != spec:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Point(NamedTuple):
-    """A tried number: a threshold or its distance from 1. of: number of runs with it. collapsed: how many of them collapsed."""
+    """A tried threshold, or its distance from 1, as `number`. of: its number of runs. collapsed: how many of them collapsed."""
 
     number: float
     collapsed: int
@@ -20,7 +20,10 @@ class Point(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Step of a k-section. tries: numbers to try with new seeds. bracket: (last healthy, first collapsing) number or None."""
+    """Next step of a k-section. tries: numbers to try with new seeds.
+
+    bracket: the last tried number at which at most half of the runs collapse, and the first one beyond it; None if missing.
+    """
 
     tries: list[float]
     bracket: tuple[float | None, float | None]
@@ -29,8 +32,9 @@ class Step(NamedTuple):
 def next_step(points: list[Point], healthy_end: float, other_end: float, k: int, tolerance: float, boundary: int) -> Step:
     """Choose the next numbers to try, given all points so far. Runs with equal numbers are pooled.
 
-    healthy_end, other_end: the ends of the range, of which the first does not collapse. k: numbers to try at a time. No number is
-    left to try once both sides of the boundary lie within the ratio `tolerance` and have at least `boundary` runs each.
+    A number is healthy if at most half of its runs collapse. healthy_end, other_end: ends of the range; the first is expected to
+    be healthy. k: how many numbers to try at a time. The search is over once the last healthy and the first unhealthy number
+    differ at most by the factor `tolerance` and have at least `boundary` runs each.
     """
     pooled: dict[float, Point] = {}
     for point in points:

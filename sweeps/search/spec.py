@@ -55,7 +55,7 @@ class Range(Strict):
 
 
 class Prune(Strict):
-    """Pruning rule: a trial ends if its worst seed scores below `fraction` of its best in `patience` successive evaluations."""
+    """When to end a trial: in its last `patience` evaluations the worst seed scored below `fraction` of the trial's best."""
 
     fraction: Annotated[float, Field(gt=0, lt=1)]
     patience: Count
@@ -64,8 +64,9 @@ class Prune(Strict):
 class Sections(Strict):
     """k-section of one range: tries `points` numbers at a time, until the threshold is known within the ratio `tolerance`.
 
-    A number is the threshold, or |threshold − 1| on the scale distance_from_1. The ratio is that of the last healthy and first
-    collapsing one. Both then get up to `boundary_seeds` seeds each. healthy: the end of the range where runs do not collapse.
+    A number is the threshold, or |threshold − 1| on the scale distance_from_1. It is healthy if at most half of its runs
+    collapse. The ratio is that of the last healthy and the first other number. Both then get at least `boundary_seeds` seeds.
+    healthy: the end of the range where runs should not collapse.
     """
 
     points: Count
@@ -79,7 +80,7 @@ class Spec(Strict):
 
     name: name of the search's sweep, under `root`. overrides: applied to every run, as on the command line. space: config keys,
     each with a range or a list of values. trials: number of trials to complete or prune; with `sections` the maximum. parallel:
-    number of them at a time. seeds: number of runs per trial. last: number of final evaluations whose mean scores a run.
+    number of trials at a time. seeds: number of runs per trial. last: number of final evaluations whose mean scores a run.
     confidence: level of the one-sided lower bound over the seeds. winner_seeds: number of fresh seeds for rerunning the winner.
     sampler_seed: seed of Optuna's sampler. launcher: `local` for this machine, or keys of hydra/launcher=slurm.
     """

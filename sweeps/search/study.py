@@ -17,7 +17,7 @@ from sweeps.search.spec import Spec
 
 
 def open_study(sweep: Sweep, spec: Spec) -> optuna.Study:
-    """Open the Optuna study in the sweep's folder. The sampler's seed grows with the trials: a restart repeats no points."""
+    """Open the sweep's Optuna study. The sampler's seed grows with the trials, so that a restart suggests new points."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(study_name=spec.name, storage=journal(sweep), direction="maximize", load_if_exists=True)
     study.sampler = optuna.samplers.TPESampler(multivariate=True, constant_liar=True, seed=spec.sampler_seed + len(study.trials))
@@ -35,7 +35,7 @@ def journal(sweep: Sweep) -> JournalStorage:
 
 
 class CollapsePruner(optuna.pruners.BasePruner):
-    """Pruner that ends a trial when its last `patience` reports are below `fraction` of its own best report."""
+    """Pruner that ends a trial when its last `patience` reported values are below `fraction` of its own best one."""
 
     def __init__(self, fraction: float, patience: int):
         self.fraction, self.patience = fraction, patience
@@ -48,14 +48,14 @@ class CollapsePruner(optuna.pruners.BasePruner):
 
 
 def free_seed(others: list[FrozenTrial], params: dict[str, Any], seeds: int) -> int:
-    """First of `seeds` consecutive seeds that no trial in `others` with the parameters `params` uses, failed trials aside."""
+    """First of `seeds` consecutive seeds that no trial in `others` with parameters `params` used, failed trials aside."""
     alike = [other for other in others if other.params == params and other.state != TrialState.FAIL]
     taken = {other.user_attrs.get("first_seed") for other in alike}
     return next(first for first in count(0, seeds) if first not in taken)
 
 
 def importance(ended: list[FrozenTrial]) -> dict[str, float]:
-    """Importance of each parameter (PED-ANOVA, arXiv 2304.10255); a collapse has the lowest value. Empty below four trials."""
+    """Importance of each parameter (PED-ANOVA, arXiv 2304.10255). Collapsed trials have the lowest score. {} below 4 trials."""
     values = [trial.value for trial in ended if trial.state == TrialState.COMPLETE and trial.value is not None]
     if len(ended) < 4 or not values:
         return {}

@@ -18,7 +18,7 @@ from sweeps.ledger import Sweep
 from sweeps.states import RunState
 
 RETRIES = 3
-"""Number of times that a run which external causes end is resubmitted. One resubmission more makes its trial fail."""
+"""Number of times that a run is resubmitted after an external cause ended it. If it ends once more, its trial fails."""
 
 
 class Score(NamedTuple):
@@ -40,7 +40,7 @@ class TrialRuns:
         self.retries: dict[str, int] = {}
 
     def refresh(self) -> bool:
-        """Read the states of all runs, and which are `live`. Returns False, and prints why, if Slurm does not answer."""
+        """Read the states of all runs, and which wait or are under way. If Slurm does not answer, print why and return False."""
         self.sweep.lock.check_there()
         try:
             self.states, self.live = self.executor.look()
@@ -50,7 +50,7 @@ class TrialRuns:
         return True
 
     def submit(self, configs: Iterable[Config]) -> list[str]:
-        """Submit the runs of `configs` that are neither finished nor live. Returns the hashes of the runs of all `configs`."""
+        """Submit the runs of `configs`, except finished, waiting and running ones. Returns the hashes of all, in their order."""
         grid = {config.digest: config for config in configs}
         plan(self.sweep, grid, self.sweep.states())
         if todo := [run for run in self.unfinished(grid) if run not in self.live]:

@@ -1,4 +1,4 @@
-"""Incremental reading of a running sweep: each look reads only newly appended lines. No file is locked or written."""
+"""Incremental reading of a running sweep: each reading takes only newly appended lines. No file is locked or written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from harness.run.jsonl import loads
 from sweeps.states import RunState, is_event
 
 BUDGET = 64 << 20
-"""Maximum number of bytes of rows that one look reads, so that even the first look at thousands of runs answers soon."""
+"""Maximum bytes of all runs' metrics.jsonl that one reading of a sweep takes, so that it is quick even for thousands of runs."""
 TIME, NUMBER = b'"time/step": ', re.compile(rb"\d+(\.\d+)?([eE][-+]?\d+)?")
 """Key of a step's duration in a line of metrics.jsonl, and the pattern of the number after it. Parsing all lines as JSON would
 take ten times as long, so only those with an evaluation are parsed."""
@@ -47,7 +47,7 @@ class Evaluated(NamedTuple):
 
 
 class Alarm(NamedTuple):
-    """An event that a detector reported at `step`, with its onset (None if not given), or a step with all tokens rejected."""
+    """A collapse or warning that `detector` reported at `step`, with its onset; or a step with all tokens rejected."""
 
     time: float
     step: int
@@ -57,7 +57,7 @@ class Alarm(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """Key that is equal for two records of one alarm: kind, and detector, which reports once per run, or else the step."""
+        """Key that is equal for two records of one alarm: its kind and detector, which reports once per run, or else its step."""
         return self.kind, self.detector, -1 if self.detector else self.step
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class Alarm(NamedTuple):
 
 
 class Tail:
-    """Reader of the lines that were appended to a file since the last call."""
+    """Reader of a growing file: each call of `lines` returns only lines that earlier calls did not."""
 
     def __init__(self, path: str):
         self.path, self.offset, self.node = path, 0, 0
@@ -97,10 +97,10 @@ class Tail:
 
 @dataclass
 class Followed:
-    """A run of a watched sweep. timed: number of rows with a duration. spent: seconds of their steps, except the first.
+    """A run of a watched sweep. timed: number of steps with a known duration. spent: seconds that all but the first took.
 
-    alarms: by `Alarm.key`, since a resumed run may record an alarm again. changed: number of the reading (look) that last saw
-    the run change. over: whether nothing is left to read.
+    alarms: by `Alarm.key`, since a resumed run may record an alarm again. changed: number of the last reading of the sweep
+    (`Follower.look`) in which the run had changed. over: whether nothing is left to read.
     """
 
     name: str
@@ -141,10 +141,10 @@ class Followed:
 
 
 class Follower:
-    """Follower of the runs of one sweep. `look` reads what is new.
+    """Reader of the runs of one sweep under way. Each call of `look` reads what was written to their folders since the last.
 
-    marks: colours and markers by setting, as in reports. look_number: number of looks so far. renewed: number of the last look
-    at which runs appeared or disappeared. behind: number of runs with rows that no look has read yet.
+    marks: colours and markers by arm (runs alike but for the seed), as in reports. look_number: number of calls so far. renewed:
+    number of the last call that found new or missing runs. behind: number of runs whose metrics are not fully read.
     """
 
     def __init__(self, path: Path):
@@ -166,7 +166,7 @@ class Follower:
         return sorted(by_name, key=lambda name: (coarseness(by_name[name].precision), name))
 
     def look(self) -> None:
-        """Read everything appended since the last look, but at most `BUDGET` bytes of rows."""
+        """Read what was written to the sweep's folder since the last call, but at most `BUDGET` bytes of metrics."""
         self.look_number += 1
         self._find_runs()
         self._read_ledger()
@@ -243,7 +243,7 @@ class Follower:
                 run.changed = self.look_number
 
     def _take_rows(self, run: Followed, lines: list[bytes]) -> None:
-        """Add durations and evaluations from new lines of metrics.jsonl. An evaluation replaces points from its step on."""
+        """Add durations and evaluations from new lines of metrics.jsonl. An evaluation replaces those of its step and later."""
         for line in lines:
             place = line.rfind(TIME)
             number = NUMBER.match(line, place + len(TIME)) if place >= 0 else None

@@ -54,7 +54,10 @@ class WatchServer(ThreadingHTTPServer):
         return _template("state.html").render(summary=self._summary())
 
     def curves(self, since: int) -> dict[str, Any]:
-        """Curves of the runs that changed after look number `since`. If runs appeared or disappeared: all, marked `fresh`."""
+        """Curves of the runs that changed after reading number `since`, and the number of this reading as `look`.
+
+        If runs appeared or disappeared since then, the curves of all runs are returned, and `fresh` is true.
+        """
         with self.reading:
             follower = self.follower
             follower.look()

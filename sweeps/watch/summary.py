@@ -18,14 +18,14 @@ LISTED = 20
 WORST = ("collapse", "all_rejected", "warning")
 """Kinds of alarms of a run, worst first: the order in which the summary lists them."""
 LINES, TAIL = 8, 4096
-"""Number of last lines of a log that are shown, and number of bytes at its end that are searched for them."""
+"""Number of lines at the end of a run's log that are shown, and number of bytes at its end that are searched for them."""
 SILENT = 600.0
-"""Seconds without a step after which a run counts as silent. Runs with long steps are allowed the time of five steps."""
+"""Seconds without a new step after which a run counts as silent. If five of its steps take longer, their time is the limit."""
 ORDER = ("queued", "running", "preempted", "done", "collapsed", "failed", "interrupted", "cancelled", "unreadable")
 
 
 class ArmState(NamedTuple):
-    """State of runs alike but for the seed: their number by state, steps done and in all, mean last reward, median last K3."""
+    """State of runs alike but for the seed: numbers by state, steps done, steps in all, mean last reward, and median last K3."""
 
     name: str
     mark: Mark
@@ -47,8 +47,8 @@ class Failure(NamedTuple):
 class Summary(NamedTuple):
     """Summary of a sweep under way.
 
-    gone: whether the sweep's folder is missing. rate: steps per minute of all runs together. left: seconds left, None while no
-    pace is known. silent: runs that have written nothing for long. behind: number of runs whose rows are not fully read.
+    gone: whether the sweep's folder is missing. rate: steps per minute of all runs together. left: seconds left, None while the
+    pace is unknown. silent: runs that have written nothing for long. behind: number of runs whose metrics are not fully read.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Summary(NamedTuple):
 
 
 def summarise(follower: Follower, now: float | None = None) -> Summary:
-    """Summarise the state that a follower read last. now: time in seconds since the epoch."""
+    """Summarise what `follower` has read of a sweep. now: time in seconds since the epoch; None: the present."""
     runs = list(follower.runs.values())
     counts = Counter(run.state for run in runs)
     rate, left = _pace(runs)
@@ -141,9 +141,9 @@ def _arms(follower: Follower) -> list[ArmState]:
 def _pace(runs: list[Followed]) -> tuple[float, float | None]:
     """Steps per second of all runs under way, and the seconds left if as many runs continue in parallel.
 
-    A run's pace is the mean over its rows, without its first step and without warm starts. A run without a pace takes the median
-    of runs alike but for the seed, else that of all runs, also finished ones. The time left is no less than any running run's.
-    Without a run under way or a known pace the result is (0, None).
+    A run's pace is the mean over its steps, without the first one and without warm starts. A run without a pace takes the median
+    pace of runs alike but for the seed, else that of all runs, also finished ones. The time left is at least that of the running
+    run with the most time left. Without a run under way or a known pace the result is (0, None).
     """
     known = [run for run in runs if run.seconds]
     if not known:

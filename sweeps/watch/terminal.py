@@ -1,4 +1,4 @@
-"""Terminal view of a running sweep, for use over SSH: progress and reward curves by setting, alarms, failures, time left."""
+"""Terminal view of a running sweep, for use over SSH: progress, reward curves over seeds, alarms, failures, time left."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 24
 """Width of a reward curve in the terminal, in characters."""
 ROWS, EACH = 30, 6
-"""Maximum number of arms (runs alike but for the seed) shown, those under way first, and of alarms and of failures."""
+"""Maximum number of arms (runs alike but for the seed) that are shown, and maximum number of alarms and of failures."""
 
 
 def watch_in_terminal(follower: Follower, console: Console | None = None) -> None:
@@ -83,7 +83,7 @@ def _arms(summary: Summary) -> Table:
 
 
 def curve(runs: list[Followed]) -> str:
-    """Bars of the runs' mean held-out reward over their steps: a character per interval of steps, of full height at 1."""
+    """The runs' mean held-out reward over their steps, a bar per interval of steps. A bar of full height is a reward of 1."""
     last = max((run.steps for run in runs), default=0) + 1
     parts: list[list[float]] = [[] for _ in range(WIDTH)]
     for run in runs:
