@@ -8,8 +8,8 @@
 
 A checkpoint is written under a temporary name and renamed. Rank 0 writes all files but the models', and all ranks share the
 folder. Random generators are not saved, because they are functions of the seed and the step (`seeding.py`). The position in
-the data is a function of the step. The manifest detects damage, not forgery: a forged file can hold other numbers. It cannot
-run code, because DeepSpeed's files are read without the code that a pickle may run, see `harness.train.model.engine`.
+the data is a function of the step. The manifest detects damage, not forgery: a forged file can hold other numbers. But it
+cannot run code, because DeepSpeed's files are read without the code that a pickle may run, see `harness.train.model.engine`.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class Learner:
     def _correct(self, mini: TrainingBatch) -> tuple[Corrected | None, Rows | None]:
         """Return (correction of a mini-batch, its diagnostics per response).
 
-        The correction is None if each micro-batch makes its own. The diagnostics are None unless this method computes it.
+        The correction is None if each micro-batch makes its own. The diagnostics are None unless the correction is computed now.
         """
         match self.corrected_part:
             case "batch":

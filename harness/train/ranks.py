@@ -103,7 +103,7 @@ class Watch(threading.Thread):
     """
 
     EVERY, PATIENCE, HURRY = 0.5, 30, 6
-    """EVERY: seconds between polls. PATIENCE: polls until a silent rank counts as dead. HURRY: the same after an error."""
+    """EVERY: seconds between polls. PATIENCE: polls until a silent rank counts as dead. HURRY: PATIENCE after an error."""
 
     CODES: ClassVar = {"unavailable": os.EX_TEMPFAIL, "stopped": 1}
     """Key under which a rank announces its end -> exit code of the other ranks. 75: a later start may succeed; 1: it will not."""

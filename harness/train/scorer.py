@@ -52,7 +52,7 @@ class Scorer:
 
     @property
     def own_policy(self) -> LocalEngine:
-        """Engine that samples the trainer's own policy, with the weights of the last `load_weights`; only if `needs_own_sampler`."""
+        """Engine that samples the trainer's own policy, with the weights of the last `load_weights`. See `needs_own_sampler`."""
         assert self.policy is not None
         if self._unloaded is not None:
             self.policy.load_weights(self.actor.weights(), self._unloaded)

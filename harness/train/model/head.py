@@ -40,7 +40,7 @@ class ScoringModel(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return (log π, H), both [B, T]. input_ids: [B, L]. targets: [B, T]. support: [B, T, ⌈V/8⌉] bits; None: all tokens.
 
-        at: places, in the flattened input_ids, that predict the targets; None: the last T places of each row.
+        at: indices, in the flattened input_ids, of the tokens that predict the targets; None: the last T of each row.
         """
         hidden = self.model(input_ids=input_ids, use_cache=False, **places).last_hidden_state
         return self.lm_head(_before(hidden, targets, at), targets, support)
@@ -59,14 +59,14 @@ class ValueModel(nn.Module):
     def forward(self, input_ids: Tensor, targets: Tensor, at: Tensor | None = None, **places: Any) -> tuple[Tensor]:
         """Return (V,), with V [B, T]. input_ids: [B, L]. targets: [B, T], the tokens after the valued states.
 
-        at: places [B, T] of these states in the flattened input_ids; None: the last T places of each row.
+        at: indices [B, T] of these states in the flattened input_ids; None: the last T of each row.
         """
         hidden = self.model(input_ids=input_ids, use_cache=False, **places).last_hidden_state
         return (self.value_head(_before(hidden, targets, at))[..., 0].float(),)
 
 
 def _before(hidden: Tensor, targets: Tensor, at: Tensor | None) -> Tensor:
-    """Hidden states [B, T, H] that predict the targets: those at the flattened places `at`; None: the last T of each row."""
+    """Hidden states [B, T, H] that predict the targets: those at the flattened indices `at`; None: the last T of each row."""
     return hidden[:, -targets.shape[1] :] if at is None else hidden.flatten(0, 1)[at]
 
 

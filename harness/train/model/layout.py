@@ -15,13 +15,13 @@ from harness.train.routing.hooks import ARGUMENT
 
 SHARED, LONGEST, WORTH = 32, 1024, 0.75
 """Limits for responses that share a row: minimum prompt length, maximum row length, both in tokens, and maximum share of tokens
-left to compute. A custom attention mask compares every pair of places in a row, so long rows would lose the gain."""
+left to compute. A custom attention mask compares every pair of tokens in a row, so long rows would lose the gain."""
 
 
 class Layout(NamedTuple):
     """Prompts and responses in the form that a model reads, without columns that hold only padding.
 
-    input_ids: [R, L]. targets: the tokens to predict, [B, T'] at the last T' places of each row, or [1, U] at the places `at`.
+    input_ids: [R, L]. targets: the tokens to predict, [B, T'] by the last T' tokens of each row, or [1, U] by the tokens `at`.
     places: further arguments of the model: attention mask and positions if rows are padded, routes and support if they are
     replayed, `at` if sequences share a row. mask: [B, T'], the tokens of responses that are not padding. length: T. pairs: for
     each response token the index of its target, [B, T']; None if response tokens and targets are the same.
@@ -57,8 +57,8 @@ class Layout(NamedTuple):
         """Lay out sequences (prompt, response) as trees of their tokens, one tree per row [R, L]. None if that saves too little.
 
         Tokens that several sequences begin with stand once in a tree. A token sees itself and those before it in its sequence,
-        at the positions that it would have alone. Each distinct pair of a place and the token after it is a target. at: these
-        places, numbered through all rows, [1, U].
+        at the positions that it would have alone. Each distinct pair of a tree's token and the one after it is a target. at:
+        indices [1, U], in the flattened rows, of the former tokens.
         """
         prompts, written = (part[:, (part != PAD).any(0)] for part in (prompts, tokens))
         if prompts.shape[1] < SHARED:
@@ -95,7 +95,7 @@ class _Trees(NamedTuple):
     """Sequences as R trees of at most L tokens, which are padded to L.
 
     ids, depth: tokens and their positions [R, L]. visible: whether a token (second last dimension) sees another, [R, L, L].
-    place: place of each token of each sequence, numbered through all rows, [B, S]; arbitrary where a sequence has no token.
+    place: index, in the flattened rows, of each token of each sequence [B, S]; arbitrary where a sequence has no token.
     """
 
     ids: Tensor

@@ -31,7 +31,7 @@ class RoutingHooks:
     Called as `model(..., routes=Routes)`, the model computes with the set S of experts in `routes`. The weight of an expert e
     in S is w_e = p_e / Σ_{i∈S} p_i, or p_e without renormalisation. p is the softmax over all experts in this pass. So the
     router has a gradient, through the chosen experts and through the normaliser of the softmax. `routes.weights` replaces w_e
-    if given, and the router then has no gradient. At places without a route the model chooses its own experts.
+    if given, and the router then has no gradient. At tokens without a route the model chooses its own experts.
     """
 
     def __init__(self, model: PreTrainedModel):
