@@ -30,7 +30,7 @@ CAUSE_WINDOW = 50
 
 
 Event = dict[str, Any]
-"""Event of a detector: a report such as {"onset": step, ...} in plain JSON."""
+"""Event that a detector reports, in plain JSON: "onset", the step at which the event begins, and further fields."""
 
 
 class Detector(Protocol):
@@ -113,7 +113,8 @@ def outcome(onsets: dict[str, int], watched: Iterable[str]) -> Outcome:
     """Return the outcome of a finished run: its earliest collapse and the collapse's cause, else whether the run learned.
 
     onsets: detector -> onset of its event, a step. watched: names of the run's detectors. The cause is the earliest warning or
-    numerical failure in the CAUSE_WINDOW steps up to the onset. A run never learned if a detector of learning reported nothing.
+    numerical failure in the CAUSE_WINDOW steps up to the onset. Without a collapse, a run never learned
+    if detectors of learning watched it and none reported an event.
     """
     role = {name: DETECTORS[name].role for name in {*onsets, *watched}}
     fatal = {name: step for name, step in onsets.items() if role[name] == "collapse"}

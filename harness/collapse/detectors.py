@@ -30,7 +30,7 @@ Reading = list[float]
 
 
 class Drawdown:
-    """D1, a collapse: the held-out reward R stays far below its best level M.
+    """D1, a collapse: the held-out reward R stays far below M, its best value so far.
 
     The event is `consecutive` evaluations j ≥ warm in a row with M_j − R_j ≥ max(delta·(M_j − floor), 3σ_j). Its onset is the
     step of the first of these. R_j is the held-out reward of evaluation j ≥ 0. M_j is the maximum over i ≤ j of the median of
@@ -103,7 +103,7 @@ class Numerical:
     Any of these is a failure: a loss, gradient norm or entropy that is not finite; a rollout without a finite log-probability;
     a gradient norm before clipping above `factor` times its trailing median in `hits` of the last `hits_window` steps; more
     than half of the optimizer steps skipped over the last `window` steps. The trailing median is that of the last `window`
-    usable steps. A step is usable if no gradient norm of the last `hits_window` steps exceeded its bound.
+    usable steps. A step is usable if no norm of the last `hits_window` steps exceeded `factor` times its median.
     """
 
     role = "collapse"
@@ -229,7 +229,7 @@ class Weights:
     size, as a share of the tokens, is below `ess`. Or the filters reject more than a share `masked` of the tokens. Or the filter
     named veto rejects tokens of more than a share `veto` of the responses. Weights are read after bounding
     (`rollout_corr/rollout_is_*`), even if the correction does not apply them. The share of vetoed responses is recorded every
-    diagnostics.every steps, and only these steps count for it. If `std` or `veto` is None, its condition is not tested.
+    diagnostics.every steps, and compared with `veto` at these steps alone. `std` or `veto` None: its condition is not tested.
     """
 
     role = "warning"
@@ -270,9 +270,10 @@ class Weights:
 
 
 class FaultAlarm:
-    """D6, a warning: `consecutive` diagnoses of the log-probabilities in a row, every diagnostics.every steps, name one fault.
+    """D6, a warning: `consecutive` diagnoses of the log-probabilities in a row name the same fault.
 
-    The onset is the first of these steps, and the cause names the fault. docs/diagnosis.md says what to check.
+    A diagnosis is made every diagnostics.every steps. The onset is the step of the first of them, and the cause names the fault.
+    docs/diagnosis.md says what to check.
     """
 
     role = "warning"
@@ -290,7 +291,7 @@ class FaultAlarm:
 
 
 def _lasting(state: dict[str, Any], step: int, consecutive: int, alarms: dict[str, tuple[bool, str]]) -> Event | None:
-    """Return the event of the first alarm that has held for `consecutive` steps in a row; its onset is the first of these steps.
+    """Return the event of the first alarm that has held at the last `consecutive` steps; its onset is the step where it began.
 
     alarms: name of an alarm -> (whether it holds at `step`, its cause). state: name -> latest steps in a row at which it held.
     """

@@ -50,8 +50,8 @@ class ActorConfig(Strict):
     """Learning rate; with a schedule, its highest value."""
     schedule: ScheduleConfig = ScheduleConfig()
     ess_scaling: Literal["none", "sqrt", "linear"] = "none"
-    """Factor on the learning rate of each optimizer step, as in VCPO (arXiv 2602.17616). sqrt: √e. linear: e. Here e is the
-    effective sample size of the responses' ratios π_old/μ, divided by their number."""
+    """Factor on the learning rate of each optimizer step, as in VCPO (arXiv 2602.17616). none: 1. sqrt: √e. linear: e. Here e
+    is a mini-batch's effective sample size under the responses' ratios π_old/μ, as a share of its responses."""
     betas: Annotated[tuple[Momentum, Momentum], Field(strict=False)]
     """Decay rates of AdamW's two moments."""
     eps: PositiveFraction
@@ -65,8 +65,8 @@ class ActorConfig(Strict):
     epochs: Count = 1
     """Passes of training over the responses of a step."""
     micro_tokens: Count | None = None
-    """Maximum prompt and response tokens of one forward and backward pass, padding included. Equal responses to one prompt each
-    count, although they are computed once. null: a whole mini-batch."""
+    """Maximum prompt and response tokens of one forward and backward pass, padding included. Equal responses to one prompt are
+    computed once, but each counts. null: no maximum."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     compile: bool = False
@@ -74,7 +74,7 @@ class ActorConfig(Strict):
     docs/running.md."""
     scoring: Literal["exact", "forward", "none"]
     """Computation of log π_old. exact: as the policy computes it while it samples, so that a rollout in the actor's dtype has
-    ratio exactly 1. forward: by the training forward pass. none: not at all; the mismatch is then that of π_θ."""
+    a ratio π_old/μ of exactly 1. forward: by the training forward pass. none: not at all; π_θ/μ then replaces π_old/μ."""
 
     @model_validator(mode="after")
     def _mastered(self) -> ActorConfig:
@@ -110,5 +110,5 @@ class RoutingConfig(Strict):
     """Routing of a mixture of experts in training."""
 
     replay: Literal["none", "r2", "r3", "r3_weights"] = "none"
-    """Source of the experts that the training uses. none: each pass chooses its own. r2: those of π_old, in each mini-batch.
-    r3: those of the rollout engine. r3_weights: those of the engine, with their weights. See docs/moe.md."""
+    """Source of the experts that the training uses. none: each pass chooses its own. r2: π_θ takes those that the trainer chose
+    for π_old. r3: π_old and π_θ take the rollout engine's. r3_weights: they take its routing weights too. See docs/moe.md."""

@@ -22,7 +22,7 @@ Seed = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 
 
 def name_of(value: Any) -> str | None:
-    """The value of the key `name` of a section, a dictionary or an object. It selects among alternative section classes."""
+    """Value of the key `name` in a section, a dictionary or an object, by which its class is selected; None if it has no name."""
     name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
     return name if isinstance(name, str) else None
 

@@ -1,4 +1,4 @@
-"""`critic`: how the values of advantage=gae are learned."""
+"""`critic`: training of the critic, whose values V the advantage estimator gae reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.config.base import Positive, PositiveFraction, Strict
 
 
 class CriticConfig(Strict):
-    """Settings of the critic, a copy of the policy with a value head of zeros. All other settings are those of `actor`."""
+    """Training of the critic, a copy of the policy with a value head that starts at 0. Other settings are those of `actor`."""
 
     lr: PositiveFraction | None = None
     """Learning rate of the critic, without a schedule. null: no critic."""

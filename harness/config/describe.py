@@ -34,7 +34,7 @@ def keys(values: dict[str, Any]) -> list[ConfigKey]:
 
 
 def all_keys() -> dict[str, ConfigKey]:
-    """Describe every key of every choice of options, with its default as the value. A key that the user names is written NAME."""
+    """Describe every key that a config may have, by dotted path, with its default. NAME stands for a name that users choose."""
     schemas = _schemas()
     found: dict[str, ConfigKey] = {}
     for key in _possible(schemas["Config"], schemas, ""):
@@ -59,7 +59,7 @@ def _schemas() -> dict[str, dict[str, Any]]:
 
 
 def _sections(field: dict[str, Any], sections: dict[str, Any]) -> list[dict[str, Any]]:
-    """Schemas of the sections that a field can hold."""
+    """JSON schemas of the sections that a field can hold. field: its own schema. sections: class name -> schema."""
     either = [field, *field.get("oneOf", []), *field.get("anyOf", [])]
     return [sections[one["$ref"].rpartition("/")[2]] for one in either if "$ref" in one]
 

@@ -37,7 +37,7 @@ FIRST: dict[str, set[str]] = {
 """Section class or plug-in -> keys with a default that enter every digest, because they are older than this module."""
 
 HELD: dict[str, dict[str, Any]] = {"": {"baseline": "all"}, "kl": {"reference": "start"}, "rollout": {"overlap": False}}
-"""Section ("" for the top level) -> removed keys, with the default that still enters the digest, as it entered older ones."""
+"""Section ("" for the top level) -> removed keys, with the default of each, which still enters every digest."""
 
 PARAMETERS: dict[str, dict[str, Any]] = {
     "rollout.engine=local": {
@@ -57,7 +57,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "loss=dppo": {"upper": None},
     "collapse.detectors=weights": {"std": None, "veto": None},
 }
-"""Plug-in -> parameters added later, with their defaults. They are listed here because reading a signature would import torch.
+"""Plug-in -> parameters with their defaults. At its default a parameter enters no digest, unless FIRST lists it. The defaults are
+listed here because reading them from a signature would import torch.
 
 A plug-in is written as `loss=ppo`, `advantage=grpo`, `rollout.engine=local`, `collapse.detectors=drawdown`,
 `correction.reject=m2po` or `task=package.module:Class`."""

@@ -12,11 +12,11 @@ from harness.config.base import PATTERNS
 KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "text", "list": "a list"}
 """Pydantic's words for a type -> words that a user understands."""
 SECTION = ("model_type", "dataclass_type", "dict_type")
-"""Pydantic's types of the error that a config has a plain value where it needs a section."""
+"""Pydantic's names of the errors that a plain value in place of a section causes."""
 
 
 def explained(error: ValidationError, composed: dict[str, Any]) -> list[str]:
-    """One line for each error in the config `composed`. A filter's errors are those of its intended type, Reject or Plugin."""
+    """One line for each error in the config `composed`, except errors of a filter type that the user did not intend."""
     lines = [(problem["type"], explain(problem)) for problem in error.errors() if _meant(problem["loc"], composed)]
     return [f"{line}; give it, as {line.removesuffix(': missing')}=VALUE" if kind == "missing" else line for kind, line in lines]
 
@@ -50,7 +50,10 @@ def _in_our_words(message: str) -> str:
 
 
 def _meant(place: tuple, composed: dict[str, Any]) -> bool:
-    """Whether an error concerns the type that the user intended. Pydantic validates a filter both as a Reject and as a Plugin."""
+    """Whether an error concerns the type that the user intended. place: the keys that lead to the error's value.
+
+    Pydantic tries each filter of a correction both as a Reject and as a Plugin, and reports the errors of both.
+    """
     if place[:2] != ("correction", "reject") or len(place) < 4:
         return True
     filter_ = composed["correction"]["reject"].get(place[2])  # none if pydantic shows the key otherwise

@@ -12,7 +12,7 @@ from harness.precisions import PROBED
 
 
 class EvaluationConfig(Strict):
-    """Held-out evaluation by prompts x samples responses, with the same random numbers at each evaluation."""
+    """Evaluation on held-out prompts, with `samples` responses each. Every evaluation uses the same random numbers."""
 
     every: Count
     """Steps between two evaluations."""
@@ -24,28 +24,28 @@ class EvaluationConfig(Strict):
     """Number of training prompts that are evaluated too, as eval/train_reward: the first ones of the training pool, with
     evaluation.samples responses each."""
     probe: dict[Literal[PROBED], PrecisionConfig] = Field(default_factory=dict)  # type: ignore[valid-type]  # a tuple
-    """Precisions whose mismatch is measured at each evaluation, by name. Nothing is trained on their responses. See
-    experiment=regime."""
+    """Precisions, by name, in which each evaluation also samples responses, to measure the mismatch with the trainer's policy.
+    Nothing is trained on these responses. See experiment=regime."""
     policy: Literal["own", "rollout", "both"] = "own"
-    """Policy whose reward is eval/reward. own: the trainer's own, in its dtype, by the local engine. rollout: the rollout
-    engine's. both: own, with the rollout engine's as eval/rollout_reward."""
+    """Policy whose held-out reward is eval/reward. own: the trainer's, sampled by the local engine in the trainer's precision.
+    rollout: the rollout engine's. both: the trainer's, and the rollout engine's reward is eval/rollout_reward."""
 
 
 class PersistenceConfig(Strict):
-    """Persistence: correlation of the mismatch over 1, 5 and 20 syncs for the same responses (harness/train/persistence.py)."""
+    """Persistence of the mismatch: correlation of the same responses' log ratios π/μ over 1, 5 and 20 syncs of the weights."""
 
     every: Annotated[int, Field(gt=20, le=10**9)] | None = None
-    """Steps from the start of one measurement of persistence to the next. Each ends 20 steps after its start. null: never."""
+    """Steps from the start of one measurement of the mismatch's persistence to the next. Each takes 20 steps. null: never."""
     responses: Count = 16
-    """Responses to different held-out prompts that a measurement of persistence scores again after 1, 5 and 20 syncs."""
+    """Number of responses, to as many held-out prompts, that are scored again after 1, 5 and 20 syncs of the weights."""
 
 
 class DiagnosticsConfig(Strict):
     """Diagnostics of the mismatch beyond the metrics of every step. Detectors of collapse=default read none of them."""
 
     every: Count | None = None
-    """Steps between two records of filter statistics, probabilities, mismatch by position, routing and a diagnosis of faults.
-    null: never."""
+    """Steps between two records of the slower diagnostics: filter statistics, token probabilities, mismatch by position, routing
+    and a diagnosis of faults. null: never."""
 
     persistence: PersistenceConfig = Field(default_factory=PersistenceConfig)
 
@@ -61,6 +61,6 @@ class CollapseConfig(Strict):
     """Detectors of collapses in training, of warnings before one, and of learning."""
 
     detectors: dict[str, dict[str, Any]]
-    """Name of each detector, and its parameters; see harness/collapse/detectors.py."""
+    """Detectors by name, each with its parameters; see harness/collapse/detectors.py."""
     stop: bool
     """Whether the run ends at the first collapse."""

@@ -45,7 +45,7 @@ CorrectionConfig = Annotated[Correction, BeforeValidator(_with_numbers)]
 
 
 VALUE_OF_K3 = ("k3_k2", "k3_unbiased")
-"""KL estimators of algos/kl.py whose value at π_old equals that of the estimator k3."""
+"""KL estimators of algos/kl.py that differ from k3 only in their gradient, so in a reward they equal k3."""
 
 
 class ReduceConfig(Strict):
@@ -70,7 +70,7 @@ class KlConfig(Strict):
     """A KL term: coef times an estimator, in the loss at π_θ or as a penalty in the reward at π_old."""
 
     name: str | None = None
-    """Estimator of KL(π_θ‖π_ref), an entry of algos/kl.py. π_ref is the policy that the run started from. null: no KL term."""
+    """Estimator of KL(π_θ‖π_ref), a function of algos/kl.py. π_ref is the policy that the run started from. null: no KL term."""
     coef: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """Weight of the KL term. With kl.target it is the initial weight."""
     place: Literal["loss", "reward"] = "loss"

@@ -27,8 +27,8 @@ class PrecisionConfig(Strict):
     last_layers: Annotated[int, Field(ge=0, le=1024)] = 0
     """Number of decoder layers at the end that stay in the compute dtype."""
     ignore: Annotated[tuple[Text, ...], Field(strict=False)] = ()
-    """Linear layers that stay in the compute dtype: names such as model.layers.0.mlp.down_proj, or `re:` with the beginning of
-    names as a regular expression, as compressed-tensors has them."""
+    """Linear layers that stay in the compute dtype: names such as model.layers.0.mlp.down_proj, or, as in compressed-tensors,
+    `re:` and a regular expression for the beginning of names."""
 
     @model_validator(mode="after")
     def _left_out(self) -> PrecisionConfig:
@@ -58,8 +58,8 @@ class FilterConfig(Strict):
     """DAPO's dynamic sampling (arXiv 2503.14476 section 3.2), which replaces groups whose rewards are all equal."""
 
     max_rounds: Annotated[int, Field(ge=2, le=1000)] | None = None
-    """Maximum rounds of sampling, each of prompts x group_size responses. Groups of equal rewards fill what is then missing.
-    null: no filter."""
+    """Maximum rounds of sampling, each of prompts x group_size responses. If too few groups then have unequal rewards, groups
+    of equal rewards fill the batch. null: no filter."""
 
 
 class RolloutConfig(Strict):
@@ -70,11 +70,11 @@ class RolloutConfig(Strict):
     precision: PrecisionConfig
     """Number formats of the rollout engine."""
     kv_cache: Literal["compute", "fp8_e4m3", "fp8_e5m2"]
-    """Dtype of the KV cache. compute: the precision's compute dtype. The others are FP8, with scale 1 by default."""
+    """Dtype of the KV cache. compute: the precision's compute dtype. fp8_e4m3 and fp8_e5m2: FP8, by default at scale 1."""
     temperature: Annotated[float, Field(ge=1e-3, le=1e3)]
     """Softmax temperature of sampling and of all log-probabilities."""
     top_p: PositiveFraction = 1.0
-    """Mass of the most probable tokens that are sampled from. 1: all."""
+    """Probability mass of the most probable tokens, from which responses are sampled. 1: all tokens."""
     top_k: Annotated[int, Field(ge=0, le=10**9)] = 0
     """Maximum number of tokens that can be sampled, the most probable ones. 0: all tokens."""
     replay_sampling_mask: bool = False
@@ -86,8 +86,8 @@ class RolloutConfig(Strict):
     staleness: Annotated[int, Field(ge=0, le=10**6)] = 0
     """Age of the weights that sample, in steps behind the weights being trained."""
     partial_tokens: Count | None = None
-    """Tokens of each response that are sampled per step; later steps continue it with their own weights. null: the whole
-    response."""
+    """Maximum tokens of a response that are sampled per step. A later step continues the response by the weights of that step.
+    null: no maximum."""
     filter: FilterConfig = FilterConfig()
 
     @model_validator(mode="after")
@@ -111,7 +111,7 @@ class RolloutConfig(Strict):
         return self
 
     def _check_parts(self) -> None:
-        """Raise ValueError if another key forbids `partial_tokens`, or if kv_at_sync=salt needs it and it is null."""
+        """Raise ValueError if another key forbids `partial_tokens`, or if kv_at_sync=salt needs a value and there is none."""
         if self.partial_tokens is None:
             if self.engine.params.get("kv_at_sync") == "salt":
                 raise ValueError(

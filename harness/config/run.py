@@ -36,14 +36,14 @@ class Config(Strict):
     """Supervised training before RL. null: none, as for a pretrained model."""
     rollout: RolloutConfig
     advantage: PluginConfig
-    """The advantage estimator, an entry of algos/advantages.py."""
+    """The advantage estimator and its parameters; see algos/advantages.py."""
     loss: PluginConfig
-    """The loss, an entry of algos/losses."""
+    """The loss and its parameters; see algos/losses."""
     proximal: Literal["old", "rollout"]
-    """Policy that anchors the loss. old: π_old, three policies in all. rollout: μ, two policies."""
+    """Proximal policy π_prox of the loss, in its ratio π_θ/π_prox. old: π_old, a third policy beside π_θ and μ. rollout: μ."""
     segments: Literal["turn", "version"] = "turn"
-    """Parts of a response that share a ratio, for a correction with level segment or segment_geometric. turn: a turn of the
-    task. version: a run of tokens that one version of the weights sampled."""
+    """Parts of a response that share a ratio, where the correction has level=segment or segment_geometric. turn: a turn of the
+    task. version: consecutive tokens that one version of the weights sampled."""
     correction: CorrectionConfig
     reduce: ReduceConfig
     kl: KlConfig = KlConfig()

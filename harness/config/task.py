@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from harness.config.base import Count, PluginConfig, Probability, Strict, name_of
 
 MOST_TARGETS = 100
-"""Largest modulus of a chain task whose prompts also contain a target."""
+"""Largest modulus of task=chain with choices above 1, whose prompts also contain a target."""
 
 
 class ChainConfig(Strict):
@@ -22,12 +22,12 @@ class ChainConfig(Strict):
     choices: Count
     """Number of valid moves at each step of a chain. With more than 1, a policy that solves the task can keep entropy."""
     modulus: Annotated[int, Field(ge=2, le=1000)]
-    """Number of different values of the chain task. It has modulus² prompts, or up to modulus³ if choices is above 1."""
+    """Number of different values of the chain task. The task has modulus² prompts, or up to modulus³ if choices is above 1."""
     slip: Probability
     """Probability of a wrong value in a demonstration of the warm start."""
     goal: Literal["value", "total"] = "value"
     """Meaning of the target in a prompt of the chain task, if choices is above 1. value: the last value. total: the sum of the
-    moves, less an offset."""
+    moves, less a constant."""
 
     @model_validator(mode="after")
     def _reachable(self) -> ChainConfig:

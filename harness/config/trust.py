@@ -8,7 +8,7 @@ from harness.errors import UserError
 
 
 def plugin_names(config: Config) -> dict[str, str]:
-    """Map each config key that names a plug-in to that name, as the registries accept it."""
+    """Map each config key that can name a plug-in to the name, in a registry or as `package.module:attribute`; "" for none."""
     filters = {name: part for name, part in config.correction.reject.items() if isinstance(part, Plugin)}
     return {
         "task.name": config.task.name,

@@ -8,8 +8,8 @@
 
 A checkpoint is written under a temporary name and renamed. Rank 0 writes all files but the models', and all ranks share the
 folder. Random generators are not saved, because they are functions of the seed and the step (`seeding.py`). The position in
-the data is a function of the step. The manifest detects damage, not forgery: a forged file can hold other numbers. It cannot
-run code, because DeepSpeed's files are read without the code that a pickle may run, see `harness.train.model.engine`.
+the data is a function of the step. The manifest detects damage, not forgery: a forged file can hold other numbers. But it
+cannot run code, because DeepSpeed's files are read without the code that a pickle may run, see `harness.train.model.engine`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ class Loaded(NamedTuple):
 def save(
     run: RunFolder, ranks: Ranks, models: Mapping[str, Saved], state: dict[str, Any], rollouts: dict[str, Tensor], keep: int
 ) -> None:
-    """Write the checkpoint of `state["step"]`, then delete all but the newest `keep`. Raises UserError if the disk refuses."""
+    """Write a checkpoint of step state["step"], then delete all but the newest `keep`. Raises UserError if the disk refuses.
+
+    models: folder name -> model. rollouts: all other tensors by name.
+    """
     step = state["step"]
     refuse_links(run.path, "checkpoints/state.json")
     folder = run.path / "checkpoints"
@@ -102,7 +105,7 @@ def load(run: RunFolder, ranks: Ranks, models: Mapping[str, Saved]) -> Loaded | 
 
 
 def _newest_sound(run: RunFolder) -> int:
-    """Step of the newest undamaged checkpoint; −1 if there is none."""
+    """Step of the newest undamaged checkpoint; −1 if there is none. Newer, damaged checkpoints are renamed and reported."""
     for step, folder in reversed(run.checkpoints.items()):
         damage = damage_of(folder)
         if damage is None and (missing := run.missing_rows(step)):  # going on would leave a hole in the record for good

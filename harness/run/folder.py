@@ -1,11 +1,11 @@
 """The run folder, torch-free: the record of a run, which W&B mirrors and `analysis` reads.
 
 <root>/<sweep>/<hash>/config.json       the resolved config
-                      provenance.json   of each process that worked on it: versions, commit, dirty diff, host
-                      metrics.jsonl     one line a step, appended; after a resume the later line of a step counts
-                      questions.jsonl   one line an evaluation: the mean reward of each prompt; the later line counts
-                      events.jsonl      one line an event with step and time: a collapse, a warning, a checkpoint ...
-                      status.json       state, step, steps; replaced atomically
+                      provenance.json   of each process of the run: versions, commit, uncommitted diff, host
+                      metrics.jsonl     one line per step; of two for one step (after a resume) the later counts
+                      questions.jsonl   one line per evaluation: mean reward of each prompt; of two for one step the later counts
+                      events.jsonl      one line per event, with step and time: a collapse, a warning, a checkpoint ...
+                      status.json       state, step reached and number of steps of the run; replaced atomically
                       checkpoints/      see harness/run/checkpoint.py
                       dumps/            batches as parquet, see harness/dumps
                       log.txt           output of the process, when a launcher started it
@@ -47,7 +47,7 @@ class RunFolder:
 
     @contextmanager
     def claim(self) -> Iterator[RunFolder]:
-        """Lock the run folder for writing. Raises Unavailable if another process holds the lock, UserError if it is a link."""
+        """Lock the run folder for writing. Raises Unavailable if another process holds it, UserError if the folder is a link."""
         refuse_links(self.path.parent, f"{self.path.name}/.lock")
         with ExitStack() as held:
             with writing(self.path):
@@ -62,12 +62,12 @@ class RunFolder:
             yield self
 
     def write(self, name: str, content: Any, *, durable: bool = True) -> None:
-        """Replace the JSON file `name` atomically. durable: return once a power failure cannot undo it."""
+        """Replace the JSON file `name` atomically. durable: return only when a power failure can no longer undo this."""
         with writing(self.path):
             write_file(self.path, name, json.dumps(content, indent=2, sort_keys=True) + "\n", durable=durable)
 
     def status(self, state: str, **more: Any) -> None:
-        """Record the state of the run, one of STATES, and fields such as `step`. All but `running` survive power failures."""
+        """Record the run's state, one of STATES, and fields such as `step`. States but `running` survive a power failure."""
         assert state in STATES
         if state in FINISHED:
             self.sync()
@@ -79,16 +79,16 @@ class RunFolder:
         return {key: status[key] for key in ("step", "steps") if key in status}
 
     def log_metrics(self, step: int, metrics: dict[str, float]) -> None:
-        """Append the metrics of one step. Raises KeyError on a metric that `harness.run.metrics` does not list."""
+        """Append a step's metrics to metrics.jsonl. Raises KeyError on a metric that `harness.run.metrics` does not list."""
         check_named(metrics)
         self._append("metrics.jsonl", {"step": step, **metrics})
 
     def log_questions(self, step: int, rewards: dict[str, list[float]]) -> None:
-        """Append one evaluation. rewards: "split/policy", such as held_out/own -> mean reward of each prompt, in order."""
+        """Append an evaluation to questions.jsonl. rewards: "split/policy", as "held_out/own" -> each prompt's mean reward."""
         self._append("questions.jsonl", {"step": step, **rewards})
 
     def log_event(self, kind: str, step: int, **more: Any) -> None:
-        """Append one event of the run, with its step and time."""
+        """Append one event of the run to events.jsonl, with its step and the time. more: further fields."""
         self._append("events.jsonl", {"kind": kind, "step": step, "time": time.time(), **more})
 
     def _append(self, name: str, row: dict[str, Any]) -> None:
@@ -96,7 +96,7 @@ class RunFolder:
             jsonl.append(self.path / name, [row])
 
     def sync(self) -> None:
-        """Flush the recorded rows to the disk, so that after a power failure no checkpoint is newer than the record."""
+        """Flush metrics, rewards and events to the disk, so that after a power failure no checkpoint is newer than they are."""
         for name in ("metrics.jsonl", "questions.jsonl", "events.jsonl"):
             if (self.path / name).exists():
                 to_disk(self.path / name)
@@ -137,11 +137,11 @@ class RunFolder:
         return max(self.checkpoints, default=0)
 
     def metrics(self) -> list[dict[str, float]]:
-        """Rows of metrics, one per step, in order, each with its `step`. Of a step recorded twice, the later row counts."""
+        """Metrics of each step, in order, each with its `step`. If a step was recorded twice, the later record counts."""
         return self._last_rows("metrics.jsonl")
 
     def questions(self) -> list[dict[str, Any]]:
-        """Rewards per prompt, one row per evaluation, in order. Of a step recorded twice, the later row counts.
+        """Rewards per prompt of each evaluation, in order. If a step was evaluated twice, the later record counts.
 
         Runs of equal warm start and evaluation.prompts have the same prompts in the same positions, so their rewards can be
         paired.
@@ -153,7 +153,7 @@ class RunFolder:
         return [rows[step] for step in sorted(rows)]
 
     def missing_rows(self, step: int) -> int:
-        """Number of steps before `step` without a row of metrics. A run branched at a step has none before that step."""
+        """Number of steps before `step` whose metrics are missing. In a branched run, steps before the branch do not count."""
         first = next((event["step"] for event in self.events() if event.get("kind") == "branched"), 0)
         return len(set(range(first, step)) - {row["step"] for row in self.metrics()})
 
@@ -162,7 +162,7 @@ class RunFolder:
         return list(self._rows("events.jsonl"))
 
     def _rows(self, name: str) -> Iterator[dict[str, Any]]:
-        """Rows of a file of JSON lines. Lines cut short by a kill are skipped: the resumed run recorded their steps again."""
+        """JSON object of each line of a file. Lines cut short by a kill are skipped: the resumed run repeated their steps."""
         try:
             rows = jsonl.read(self.path / name)
         except OSError as error:

@@ -42,7 +42,7 @@ def content(path: Path) -> bytes:
 
 
 def append(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Append one JSON line per row, under a lock that holds across nodes. Raises OSError if it fails or the file is a link."""
+    """Append one JSON line per row, under a lock that holds across nodes. Raises OSError on failure, or if the file is a link."""
     text = "".join(json.dumps(row) + "\n" for row in rows)
     with open_own(path, "ab+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -58,7 +58,7 @@ def load(path: Path) -> Any:
 
 
 def read(path: Path) -> list[dict[str, Any] | None]:
-    """The JSON object on each line of a file, None for an invalid line; empty if missing. Raises OSError or UserError."""
+    """The JSON object on each line of a file, None for an invalid line; [] without a file. Raises OSError or UserError."""
     if not path.exists():
         return []
     with bounded(path):

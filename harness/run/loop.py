@@ -34,7 +34,7 @@ class Run:
     def train(self, request: StopRequest) -> str:
         """Train the run to its end, from its last checkpoint if there is one, and return its final state.
 
-        If a signal asks the run to stop, it completes the step, saves a checkpoint and raises Preempted.
+        If a signal asks the run to stop, the run completes its step, saves a checkpoint and raises Preempted.
         """
         c, folder = self.config, self.folder
         step = self.resume()
@@ -71,7 +71,7 @@ class Run:
             track.finish(exit_code, **ending)
 
     def record(self, step: int, metrics: dict[str, float], track: Tracker) -> None:
-        """Record a step's metrics, and the events of collapse detectors that they trigger, in the run folder and in W&B."""
+        """Record a step's metrics in the run folder and in W&B, with the events that collapse detectors find in these metrics."""
         self.folder.log_metrics(step, metrics)
         track.log(step, metrics)
         if metrics.get("correction/kept_tokens") == 0:
@@ -157,7 +157,7 @@ def _end_by(error: Exception) -> dict[str, Any]:
 
 
 def _record_end_by_another(path: Path, rank: int, state: str, reason: str) -> None:
-    """Record that another rank's failure ended the run. Rank 0 already holds the folder; if it died, another rank claims it."""
+    """Record that another rank's failure ended the run. rank: this one; 0 holds the folder's lock, others claim it."""
     folder = RunFolder(path)
     with suppress(UserError), folder.claim() if rank else nullcontext():
         folder.status(state, **folder.progress(), error=reason)

@@ -1,4 +1,4 @@
-"""Every metric that a run records, with meaning and unit. METRICS have fixed names, FAMILIES depend on the config. Torch-free."""
+"""Meaning and unit of every metric of a run. METRICS have fixed names; names in FAMILIES depend on the config. Torch-free."""
 
 from __future__ import annotations
 
@@ -173,8 +173,8 @@ FAMILIES = {
     "routing/flip_layer_": Metric("share of response tokens whose experts in that layer are not the engine's", "0..1"),
     "profile/": Metric("kl or k3 per token of the positions (or response lengths) up to the number, above half of it", "nats"),
 }
-"""Name prefix -> meaning of the metrics of a family, whose full names depend on the config. Those of a correction's weight are
-recorded at each step, the others every diagnostics.every steps."""
+"""Name prefix -> meaning of the metrics with this prefix, whose full names depend on the config. Metrics of a correction's weight
+are recorded at each step, the others every diagnostics.every steps."""
 
 
 def check_named(names: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""Search for synthetic noise with the K3 of a run's rollouts, to separate the size of a mismatch from its structure."""
+"""Search for synthetic noise whose K3 equals that of a run's rollouts, to tell the size of a mismatch from its structure."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ CLOSE = 1.02
 def matching_noise(checkpoint: Checkpoint, prompts: int = 64) -> tuple[float, float, float]:
     """Find the noise level whose K3 equals that of the run's rollouts, for the policy at a checkpoint.
 
-    Returns (noise, its K3, the K3 of the rollouts), K3 in nats per token. noise: parameter of LocalEngine, in the trainer's
-    precision. K3 = E[ρ − 1 − log ρ] with ρ = π_old/μ. The K3 of a small perturbation grows as its square. So the search sets
-    noise ← noise·√(K3 of the rollouts / K3 of the noise) until the two agree. Raises UserError if the rollouts have no
-    mismatch, if no noise matches it (top_p alone may cause more), or if the run never samples from the trainer's own policy.
+    Returns (noise level, its K3, the K3 of the rollouts), K3 in nats per token. The level is the parameter `noise` of a
+    LocalEngine in the trainer's precision. prompts: number of training prompts for the measurement. K3 = E[ρ − 1 − log ρ] with
+    ρ = π_old/μ. The K3 of a small perturbation grows as its square. So the search sets noise ← noise·√(K3 of the rollouts / K3 of
+    the noise) until the two agree. Raises UserError if the rollouts have no mismatch, if no noise has their K3 (top_p alone may
+    cause more), or if the run never samples from the trainer's own policy.
     """
     config = checkpoint.config
     if not needs_own_sampler(config):

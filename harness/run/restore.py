@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Checkpoint(NamedTuple):
-    """Place of a run's checkpoint. config: the run's config. folder: the checkpoint's folder. step: the next step to train."""
+    """Location of a run's checkpoint. config: the run's config. folder: the checkpoint's folder. step: the next step to train."""
 
     config: Config
     folder: Path
@@ -30,7 +30,7 @@ class Checkpoint(NamedTuple):
 
 
 def find(path: Path, at: int | None = None, *, trust: bool = False) -> Checkpoint:
-    """Find the checkpoint at `path`. In a run folder it is the checkpoint of step `at`, or by default the newest.
+    """Find the checkpoint at `path`. If `path` is a run folder, take its checkpoint of step `at`, by default the newest.
 
     trust: whether code that the run's config names may be imported. Raises UserError if the config names code and `trust` is
     False, or if the checkpoint is missing or damaged.
@@ -56,7 +56,7 @@ def find(path: Path, at: int | None = None, *, trust: bool = False) -> Checkpoin
 
 
 def transplant(checkpoint: Checkpoint, run: RunFolder) -> None:
-    """Make the run folder `run` a branch that resumes from a copy of the checkpoint. An event records the step."""
+    """Copy the checkpoint of another run into the folder of a new run, which resumes from the copy. An event records the step."""
     target = run.path / "checkpoints" / checkpoint.folder.name
     temporary = target.with_name(f".writing-{checkpoint.step}")
     refuse_links(run.path, "checkpoints/state.json")
@@ -71,7 +71,7 @@ def transplant(checkpoint: Checkpoint, run: RunFolder) -> None:
 def parts_at(checkpoint: Checkpoint) -> Iterator[Parts]:
     """Context manager that builds a run's trainer, sampler and other parts with the policy of a checkpoint. It writes nothing.
 
-    The parts serve measurements, which take no optimizer step. A run with masters=kahan is therefore read on any number of ranks.
+    The parts serve measurements, which take no optimizer step. So even a run with masters=kahan is read on any number of ranks.
     """
     from safetensors.torch import load_file
 

@@ -63,7 +63,7 @@ class StopRequest:
 
 @contextmanager
 def stop_signals(*, at_once: bool) -> Iterator[StopRequest]:
-    """Context manager whose body Ctrl-C, SIGTERM and SIGUSR2 (Slurm's warning) ask to stop. at_once: they end it immediately."""
+    """Context manager that catches Ctrl-C, SIGTERM and SIGUSR2 as a StopRequest. at_once: they end the run immediately."""
     request = StopRequest(at_once=at_once)
     caught = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
     before = [signal.signal(number, request) for number in caught]

@@ -1,8 +1,8 @@
-"""W&B as a mirror of the run folder, which is the record. The only file that imports wandb to write.
+"""Mirrors the run folder, which remains the record, in W&B. No other file imports wandb to write.
 
 The mirror is offline unless an API key is present. Its id is the hash of the config, and its steps are explicit, so the
-fragments of resumed runs can be merged. It holds all that `analysis` needs of a run: the config with the provenance, every
-row, and each event and the outcome as flat summary scalars. A failure of the mirror never stops a run.
+parts of a resumed run can be merged. It holds all that `analysis` needs of a run: the config with the provenance, all metrics,
+and each event and the outcome as flat summary scalars. A failure of the mirror never stops a run.
 """
 
 from __future__ import annotations

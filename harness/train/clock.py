@@ -31,7 +31,7 @@ class Clock:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
     def metrics(self) -> dict[str, float]:
-        """Return time/<phase> in seconds, time/step since `restart`, and tokens per second of sampling if any were sampled."""
+        """Return time/<phase> and time/step (since `restart`) in seconds, and tokens sampled per second if any were sampled."""
         times = {f"time/{name}": seconds for name, seconds in self.seconds.items()}
         times["time/step"] = time.perf_counter() - self.began
         if "generate" in self.seconds:  # absent at the end of a stale run, when everything is sampled

@@ -38,7 +38,7 @@ class Evaluator:
         self.probes = Probes(plan, sampler, scorer)
 
     def _asked(self, key: str, number: int, prompts: Tensor, there: str) -> Tensor:
-        """Return the first `number` prompts, each evaluation.samples times, [N, P]. Raises UserError if there are fewer."""
+        """Return the first `number` prompts, each evaluation.samples times, [N, P]. key, there: words of the error if too few."""
         if number > len(prompts):
             raise UserError(f"evaluation.{key}={number}: only {len(prompts)} prompts {there}; ask for no more")
         return prompts[:number].repeat_interleave(self.config.samples, dim=0)

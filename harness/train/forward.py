@@ -29,7 +29,7 @@ def micro_batches(ranks: Ranks, micro_tokens: int | None, prompts: Tensor, token
 
 
 class TrainingForward:
-    """Computes log π_θ (trained policy) of a mini-batch in exactly training's shapes, so that equal weights give equal bits."""
+    """Computes log π_θ of a mini-batch in the tensor shapes of the training passes, so that equal weights give equal bits."""
 
     def __init__(self, actor: Actor, ranks: Ranks, micro_tokens: int | None):
         self.actor, self.ranks, self.micro_tokens = actor, ranks, micro_tokens
@@ -40,7 +40,7 @@ class TrainingForward:
 
     @torch.no_grad()
     def __call__(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> Tensor:
-        """Return log π_θ [B, T] of a mini-batch in nats, without gradient. replay: experts and sampling masks. Collective."""
+        """Return log π_θ [B, T] of a mini-batch in nats. Every rank must call it. replay: experts and sampling masks to reuse."""
         logp = torch.zeros(tokens.shape, device=tokens.device)
         for rows in self.micro_batches(prompts, tokens):
             logp[rows] = self.actor.logp(prompts[rows], tokens[rows], None if replay is None else replay.of(rows))[0]
@@ -48,7 +48,7 @@ class TrainingForward:
 
     @torch.no_grad()
     def with_routes(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes]:
-        """Return (log π_θ [B, T] of a mini-batch, the experts that its forward pass took). Every rank must call it."""
+        """Return (log π_θ [B, T] of a mini-batch, experts that were used). replay: records to reuse. Every rank must call it."""
         logp, shares = torch.zeros(tokens.shape, device=tokens.device), []
         parts = self.micro_batches(prompts, tokens)
         for rows in parts:

@@ -50,7 +50,7 @@ def corrected_part(config: Config) -> Part:
 
 
 class Learner:
-    """Trains the actor by the objective: `minibatch_order`, then `update`, each step. updates: optimizer steps so far."""
+    """Trains the actor. Life cycle: for each step `minibatch_order`, `update`, `diagnose`. updates: optimizer steps so far."""
 
     def __init__(self, plan: Plan, actor: Actor):
         self.config, self.actor, self.ranks = plan.config, actor, join()
@@ -67,8 +67,8 @@ class Learner:
     def update(self, made: TrainingBatch, order: list[Tensor], *, complete: bool = False) -> tuple[dict[str, Tensor], Tensor]:
         """Take one optimizer step per mini-batch of `order`. Returns (metrics, log π_θ [B, T] in nats).
 
-        A token's log π_θ is that just before the last optimizer step on it. If the loss or the correction uses π_θ/μ, the
-        metrics include its mismatch and the applied correction, and with `complete` its filters' statistics.
+        log π_θ of a token is computed just before the last optimizer step on it. If the loss or the correction uses π_θ/μ, the
+        metrics describe this ratio too, and the correction by it. complete: include statistics of the correction's filters.
         """
         logp = torch.zeros_like(made.batch.logp_rollout)
         norms, sums, trained = [], [], []
@@ -111,7 +111,7 @@ class Learner:
     def _correct(self, mini: TrainingBatch) -> tuple[Corrected | None, Rows | None]:
         """Return (correction of a mini-batch, its diagnostics per response).
 
-        The correction is None if each micro-batch makes its own. The diagnostics are None unless the correction is made here.
+        The correction is None if each micro-batch makes its own. The diagnostics are None unless the correction is computed now.
         """
         match self.corrected_part:
             case "batch":
@@ -178,7 +178,7 @@ class Learner:
 
 
 def _from_old(forward: Tensor, rows: TrainingBatch) -> Tensor:
-    """Return log π_θ as log π_old plus the change of the training forward since π_old, which is exactly 0 until π_θ moves."""
+    """Return log π_θ [B, T]: log π_old + (`forward` − its value at π_old), exactly log π_old until π_θ moves."""
     assert rows.batch.logp_old is not None
     start = forward.detach() if rows.forward_old is None else rows.forward_old
     return rows.batch.logp_old + (forward - start)

@@ -15,7 +15,7 @@ from algos.diagnostics.mismatch import finish_mismatch, mismatch_rows
 from algos.diagnostics.rows import Rows
 
 CURRENT, OLD = "current/", "old/"
-"""Prefixes of metric names. `current/`: mismatch of π_θ/μ. `old/`: correction of π_old/μ where that of π_θ/μ is applied."""
+"""Prefixes of metric names. `current/`: mismatch of π_θ/μ. `old/`: correction by π_old/μ in a run that applies one by π_θ/μ."""
 UNDEFINED = ("mismatch/pareto_k", "profile/", "correction/used_length", "correction/dropped_length")
 """Prefixes of the metrics that are NaN when undefined, such as the length of dropped responses when none is dropped."""
 
@@ -26,9 +26,9 @@ def trained_rows(batch: Batch, spec: Correction, policy: Tensor) -> Rows:
 
 
 def trained_metrics(rows: Rows, spec: Correction, *, complete: bool) -> dict[str, Tensor]:
-    """Mismatch π_θ/μ of a whole mini-batch under `current/`, and with correction.ratio=current `correction_metrics`.
+    """Metrics `current/…` of a mini-batch's mismatch π_θ/μ; with correction.ratio=current also those of the correction.
 
-    rows: from `trained_rows`. Values are fp64 scalars, none without tokens. complete: with statistics of filters.
+    rows: from `trained_rows`. Values are fp64 scalars; {} without tokens. complete: include statistics of the filters.
     """
     if not rows["n"].any():
         return {}
@@ -37,7 +37,7 @@ def trained_metrics(rows: Rows, spec: Correction, *, complete: bool) -> dict[str
 
 
 def correction_metrics(rows: Rows, spec: Correction, *, complete: bool) -> dict[str, Tensor]:
-    """Metrics of a correction, from its diagnostics per response. complete: with the statistics of its filters."""
+    """Metrics of a correction, from its diagnostics per response. complete: include statistics of its filters."""
     weights = finish_weights(rows, spec) if spec.weight.level else {}
     return finish_applied(rows) | weights | (finish_filters(rows, spec) if complete else {})
 

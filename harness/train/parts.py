@@ -1,4 +1,4 @@
-"""Builds the parts of a training step from a plan: the core, wrapped in the options that the config asks for."""
+"""Builds the parts of a training step, such as the sampler, which is wrapped in the options that the config asks for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from harness.train.warmstart import start
 
 
 class Parts(NamedTuple):
-    """The parts of a training step around one actor. critic: None if the run trains none. held_out: evaluated prompts [N, P]."""
+    """The parts of a training step around one actor. critic: None if the run trains none. held_out: held-out prompts [N, P]."""
 
     actor: DeepSpeedActor
     critic: Critic | None

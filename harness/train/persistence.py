@@ -48,7 +48,7 @@ class Persistence:
         self.first: Tensor | None = None
 
     def measure(self, step: int) -> dict[str, float]:
-        """Return mismatch/persistence_k, k in LAGS, at k steps into a measurement; {} at other steps or with equal policies."""
+        """Return mismatch/persistence_k at step k of a window, k in LAGS; {} at other steps, or if engine and trainer are one."""
         age = None if self.every is None else step % self.every
         if age not in (0, *LAGS) or self.scorer.policy is self.sampler.engine:  # all log ratios are 0 with one policy
             return {}
@@ -79,7 +79,7 @@ class Persistence:
         return {name: part.contiguous() for name, part in parts.items() if part is not None}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore the responses being measured. Checkpoints of old versions lack `written`: all tokens but PAD then count."""
+        """Restore the responses being measured. In old checkpoints without `written`, every token but PAD counts as written."""
         self.tokens, self.first = state.get("tokens"), state.get("first")
         self.written = state.get("written", None if self.tokens is None else self.tokens != PAD)
 

@@ -17,7 +17,7 @@ MEASURED = {
 
 
 class Probes:
-    """Measures, at evaluations, the mismatch in each precision of `evaluation.probe`, with an engine that computes in it."""
+    """Measures, at evaluations, the mismatch of an embedded engine in each precision of `evaluation.probe`."""
 
     def __init__(self, plan: Plan, sampler: Sampler, scorer: Scorer):
         self.sampler, self.scorer = sampler, scorer
@@ -26,7 +26,7 @@ class Probes:
     def measure(self, version: int, prompts: Tensor, uniforms: Tensor) -> dict[str, float]:
         """Return mismatch statistics of responses to prompts [B, P], sampled in each probed precision by `uniforms` [B, T].
 
-        version: that of the actor's weights, which the engines load. Metrics are named probe/<precision>/<statistic>.
+        version: number of the actor's weights, which the engines load. Metrics are named probe/<precision>/<statistic>.
         """
         metrics: dict[str, float] = {}
         for name, engine in self.engines.items():

@@ -66,7 +66,7 @@ class Ranks(NamedTuple):
     def together(self, last_words: Callable[[int, str, str], None]) -> Iterator[None]:
         """Run the body on all ranks together: after an error on one rank, the others stop too.
 
-        last_words: called as (rank, state, reason), with the run's state, before this process ends because of another rank.
+        last_words: called as (this rank, final state of the run, reason) before another rank's end makes this process end too.
         """
         if self.watch is None:
             yield
@@ -103,7 +103,7 @@ class Watch(threading.Thread):
     """
 
     EVERY, PATIENCE, HURRY = 0.5, 30, 6
-    """EVERY: seconds between polls. PATIENCE: polls until a silent rank counts as dead. HURRY: patience after an error."""
+    """EVERY: seconds between polls. PATIENCE: polls until a silent rank counts as dead. HURRY: PATIENCE after an error."""
 
     CODES: ClassVar = {"unavailable": os.EX_TEMPFAIL, "stopped": 1}
     """Key under which a rank announces its end -> exit code of the other ranks. 75: a later start may succeed; 1: it will not."""

@@ -42,7 +42,7 @@ class Sampler:
         self.sync_check = SyncCheck(shown, torch.rand(len(shown), length, generator=generator(self.config.seed, "probe")))
 
     def load_weights(self, version: int) -> dict[str, float]:
-        """Load the actor's weights into the engine. Returns metrics of a check that it holds them; else raises UserError."""
+        """Load the actor's weights, number `version`, into the engine. Returns metrics of a check, which may raise UserError."""
         self.version = version
         with self.clock.phase("sync"):
             self.engine.load_weights(self.actor.weights(), version)
@@ -92,7 +92,7 @@ class Sampler:
         return self.replayable(respond(engine, self.task, self.ranks.share(prompts), self.ranks.share(uniforms)))
 
     def replayable(self, rollout: Rollout) -> Rollout:
-        """Return a rollout without its experts' weights, unless routing.replay needs them."""
+        """Return a rollout without the recorded routing weights of experts, unless routing.replay needs them."""
         return rollout if REPLAYS[self.config.routing.replay].weights else rollout._replace(expert_weights=None)
 
     def gather(self, rollout: Rollout) -> Rollout:
@@ -111,7 +111,7 @@ class Sampler:
         return self.ranks.gather(torch.from_numpy(self.task.reward(*own)).float().to(device()))
 
     def describe(self, responses: Responses) -> dict[str, Tensor]:
-        """Metrics of a step's responses. Their age counts from the version of the weights being trained."""
+        """Metrics of a step's responses. A response's age is counted in versions behind the weights being trained."""
         return describe(responses, self.version, self.task.stop)
 
     def rest(self) -> None:
@@ -119,8 +119,8 @@ class Sampler:
         self.engine.sleep()
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors, for a checkpoint, of responses sampled before the step that trains on them. Only options have any."""
+        """Tensors, for a checkpoint, of responses sampled before the step that trains on them; {} if no option samples ahead."""
         return {}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore responses sampled before the step that trains on them, from the tensors of `state`. Only options have any."""
+        """Restore responses sampled before the step that trains on them. state: their tensors; {} if no option samples ahead."""

@@ -22,17 +22,17 @@ from harness.train.ranks import join
 from harness.train.routing.replay import replayed_routes
 
 Support = Callable[[Rollout], Tensor | None]
-"""Function from a rollout to its sampling masks [B, T, ⌈V/8⌉], over which every policy is renormalised; None: over all tokens."""
+"""Function from a rollout to the tokens over which every policy is renormalised, [B, T, ⌈V/8⌉] bits; None: over all tokens."""
 
 
 class Scorer:
-    """Scores responses under π_old, the policy before the step, by training forward or the trainer's own policy as a sampler.
+    """Scores responses under π_old, the policy before the step: by the training forward pass, or by an engine as it samples.
 
     Life cycle: for each step `load_weights`, then `score`, before the actor's next optimizer step.
 
-    policy: the trainer's own policy as a sampler. It is None unless `needs_own_sampler`, and the rollout engine itself if
-    `samples_as_trainer`. reference: the policy that the run started from, for a KL term. support: function of an option that
-    renormalises the policies; by default none is renormalised.
+    policy: engine that samples exactly the trainer's policy; None if nothing needs it (`needs_own_sampler`). It is the rollout
+    engine if that is exact too (`samples_as_trainer`). reference: the policy that the run started from, for a KL term. support:
+    gives the tokens over which policies are renormalised; by default all tokens.
     """
 
     def __init__(self, plan: Plan, actor: Actor, engine: RolloutEngine, support: Support = lambda rollout: None):
@@ -52,7 +52,7 @@ class Scorer:
 
     @property
     def own_policy(self) -> LocalEngine:
-        """The trainer's own policy as a sampler, with the weights of `load_weights`. A run has one if `needs_own_sampler`."""
+        """Engine that samples the trainer's own policy, with the weights of the last `load_weights`. See `needs_own_sampler`."""
         assert self.policy is not None
         if self._unloaded is not None:
             self.policy.load_weights(self.actor.weights(), self._unloaded)
@@ -62,7 +62,7 @@ class Scorer:
     def load_weights(self, version: int) -> None:
         """Have the trainer's own policy take the actor's weights before its next use.
 
-        Without actor.scoring=exact, only evaluations and diagnostics use it. If it is the rollout engine, it has them already.
+        Without actor.scoring=exact, only evaluations and diagnostics use it. If it is the rollout engine, this does nothing.
         """
         if self.policy is not None and self.policy is not self.engine:
             self._unloaded = version
@@ -120,7 +120,7 @@ class Scorer:
         return logp
 
     def route_forward(self, responses: Responses, order: list[Tensor]) -> tuple[Tensor, Routes]:
-        """Return (log π_old [B, T] in nats by the training forward, the experts that it chose), for replay while π_θ trains."""
+        """Return (log π_old [B, T] in nats by the training forward pass, the experts that this pass chose)."""
         tokens, parts = responses.rollout.tokens, []
         logp, replay = torch.zeros(tokens.shape, device=tokens.device), self.recorded(responses.rollout)
         first = order[: self.config.actor.num_minibatches]
@@ -143,6 +143,6 @@ class Scorer:
         return self.ranks.gather(logp), None if routes is None else routes.map(self.ranks.gather)
 
     def scored_batch(self, prompts: Tensor, rollout: Rollout) -> Batch:
-        """Batch of an engine's rollout, scored under π_old as a correction would see it, with the engine's records replayed."""
+        """Batch of an engine's rollout with its log π_old, computed with those records of the rollout that π_old replays."""
         logp = self.score_by(self.own_policy, prompts, rollout.tokens, self.replayed(rollout))
         return Batch(rollout.logp, rollout.mask, logp_old=logp)

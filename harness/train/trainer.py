@@ -91,7 +91,7 @@ class Trainer:
         return {"actor": self.actor} | ({"critic": self.critic} if self.critic is not None else {})
 
     def state(self) -> tuple[int, dict[str, Tensor]]:
-        """Return (number of optimizer steps, tensors): all state but `models` and what follows from the step number."""
+        """Return (number of optimizer steps, tensors): all state but that of `models` and what the step number determines."""
         prefixed = {PERSISTENCE: self.persistence.state(), ENGINE: self.sampler.engine.state()}
         own = {f"{prefix}{name}": tensor for prefix, tensors in prefixed.items() for name, tensor in tensors.items()}
         return self.learner.updates, self.sampler.state() | own | self.assemble.penalty.state()

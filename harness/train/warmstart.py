@@ -43,7 +43,7 @@ class Start(NamedTuple):
 
 
 def most_held_out(task: Task) -> int:
-    """Maximum number of held-out prompts that the task has, or that a warm start would leave if it kept every prompt."""
+    """Maximum number of held-out prompts: all of a text task, or those that a warm start holds out if it keeps every prompt."""
     return len(task.held_out) if isinstance(task, TextTask) else _held_out_of(len(task.prompts()))
 
 
@@ -61,7 +61,7 @@ class WarmStart(NamedTuple):
 
 
 def start(config: Config, task: Task) -> Start:
-    """Policy and prompts from which RL starts: pretrained, or after supervised training. Raises UserError without prompts."""
+    """Policy and prompts from which RL starts: pretrained, or after supervised training. Raises UserError if none is kept."""
     if isinstance(config.model, HubConfig):
         if not isinstance(task, TextTask):
             raise UserError(f"task={config.task.name}: lacks the prompts `train` and `held_out`, which model=hub needs")
@@ -80,7 +80,7 @@ def start(config: Config, task: Task) -> Start:
 
 
 def warm_start(config: Config, task: Task) -> WarmStart:
-    """Return the cached warm start of a config, made by one process while others wait. Raises UserError on a bad cache."""
+    """Return the cached warm start of a config. One process makes it while others wait. Raises UserError on a bad cache."""
     folder = Path(config.run.root) / ".warmstart" / config.warmstart_digest
     refuse_links(folder.parents[1], f".warmstart/{folder.name}/.lock")
     with ExitStack() as held:

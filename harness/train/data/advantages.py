@@ -34,10 +34,10 @@ class Advantages(NamedTuple):
 class AdvantageEstimator:
     """Computes token advantages by the estimator of a config, and passes to it the inputs that it declares.
 
-    By response, rewards [N, G] give advantages A [N, G], and each token gets the A of its response. By token, rewards [B, T] give
-    A [B, T]. A token's reward is the response's reward on the last token, less the token's KL penalty. With a critic of values V,
-    the returns A + V are taken first, and A is then whitened over the tokens of the mask. The mask includes the tokens that a
-    correction rejects.
+    An estimator by response maps rewards [N, G], of N prompts with G responses each, to advantages A; each token gets the A of
+    its response. An estimator by token maps rewards [B, T] to A [B, T]. A token's reward is the response's reward on the last
+    token, less the token's KL penalty. With a critic of values V, the returns A + V are taken first, and A is then whitened over
+    the tokens of the mask. The mask includes the tokens that a correction rejects.
     """
 
     def __init__(self, estimator: partial, critic: Values | None):

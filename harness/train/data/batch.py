@@ -17,7 +17,7 @@ class Scores(NamedTuple):
 
     old: log π_old, under the weights before the step; None with actor.scoring=none. forward: log π_old by the training forward,
     equal to `old` up to rounding; None if no later mini-batch needs it. reference: log π_ref of the KL term's reference policy;
-    None without a KL term. replay: experts and sampling masks that the training passes replay; None if there are none.
+    None without a KL term. replay: experts and sampling masks that the training passes reuse; None if there are none.
     """
 
     old: Tensor | None
@@ -30,8 +30,8 @@ class TrainingBatch(NamedTuple):
     """Data of a training step: the `Batch` of the objective, and tensors that only the passes of actor and critic read.
 
     prompts: [B, P]. tokens: [B, T]. forward_old: log π_old [B, T] by the training forward. replay: experts and sampling
-    masks to replay. values, returns: the critic's V and its targets A + V, [B, T]. corrected: the correction by π_old/μ of the
-    whole batch. diagnostics: numbers per response that describe it. Both are None without a scored π_old.
+    masks to reuse. values, returns: the critic's V and its targets A + V, [B, T]. corrected: the correction by π_old/μ of the
+    whole batch. diagnostics: numbers per response that describe this correction. The last two are None without a scored π_old.
     """
 
     prompts: Tensor

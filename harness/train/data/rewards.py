@@ -23,7 +23,7 @@ class RewardPenalty:
         self.kl, self.coef = config.kl, config.kl.coef
 
     def __call__(self, old: Tensor | None, reference: Tensor | None, mask: Tensor) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Return (penalty [B, T] to subtract from the token rewards, or None; metrics). old, reference: [B, T] in nats."""
+        """Return (penalty [B, T] to subtract from the token rewards, or None; metrics). old, reference: log π_old, log π_ref."""
         if self.kl.name is None or self.kl.place != "reward":
             return None, {}
         assert old is not None and reference is not None  # harness.validate refuses a run without a scored π_old

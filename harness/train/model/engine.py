@@ -48,7 +48,7 @@ TAG = "actor"
 class DeepSpeedModel:
     """A model under DeepSpeed ZeRO stage 0 to 3 on all ranks of the run, with AdamW and clipping by global gradient norm.
 
-    module: takes `input_ids` [B, L] and `targets` [B, T], predicted at the last T places, and returns a tuple of [B, T].
+    module: maps `input_ids` [B, L] and `targets` [B, T], which the last T tokens predict, to a tuple of tensors [B, T].
     shares: whether responses to one prompt may share a row (`Layout.shared`).
     """
 

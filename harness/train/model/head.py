@@ -23,9 +23,9 @@ EXCLUDED = -1e30
 class ScoringModel(nn.Module):
     """A causal language model that returns (log π of given tokens, entropy of π) at temperature τ, without holding all logits.
 
-    With z_t = W h_t of the last hidden state, log π(y_t) = z_t[y_t]/τ − log Σ_v exp(z_t[v]/τ) and H_t = −Σ_v π_t(v) log π_t(v),
-    both in fp32 nats. With a support S_t, a set of tokens, both sums are over v in S_t, and π is renormalised. Parameters keep
-    their transformers names. Raises UserError for a model whose logits are not a linear head's alone.
+    Logits are z_t = W h_t, with h_t the last hidden state. log π(y_t) = z_t[y_t]/τ − log Σ_v exp(z_t[v]/τ) and the entropy
+    H_t = −Σ_v π_t(v) log π_t(v) are in fp32 nats. With a support S_t, a set of tokens, both sums are over v in S_t, and π is
+    renormalised. Parameters keep their transformers names. Raises UserError if a model's logits are not W h_t.
     """
 
     def __init__(self, net: PreTrainedModel, temperature: float):
@@ -38,9 +38,9 @@ class ScoringModel(nn.Module):
     def forward(
         self, input_ids: Tensor, targets: Tensor, support: Tensor | None = None, at: Tensor | None = None, **places: Any
     ) -> tuple[Tensor, Tensor]:
-        """Return (log π, H), both [B, T]. input_ids: [B, L]. targets: [B, T]. support: [B, T, ⌈V/8⌉] packed; None: all tokens.
+        """Return (log π, H), both [B, T]. input_ids: [B, L]. targets: [B, T]. support: [B, T, ⌈V/8⌉] bits; None: all tokens.
 
-        at: flat places that predict the targets; None: the last T places of each row.
+        at: indices, in the flattened input_ids, of the tokens that predict the targets; None: the last T of each row.
         """
         hidden = self.model(input_ids=input_ids, use_cache=False, **places).last_hidden_state
         return self.lm_head(_before(hidden, targets, at), targets, support)
@@ -59,14 +59,14 @@ class ValueModel(nn.Module):
     def forward(self, input_ids: Tensor, targets: Tensor, at: Tensor | None = None, **places: Any) -> tuple[Tensor]:
         """Return (V,), with V [B, T]. input_ids: [B, L]. targets: [B, T], the tokens after the valued states.
 
-        at: flat places [B, T] of these states in input_ids; None: the last T places of each row.
+        at: indices [B, T] of these states in the flattened input_ids; None: the last T of each row.
         """
         hidden = self.model(input_ids=input_ids, use_cache=False, **places).last_hidden_state
         return (self.value_head(_before(hidden, targets, at))[..., 0].float(),)
 
 
 def _before(hidden: Tensor, targets: Tensor, at: Tensor | None) -> Tensor:
-    """Hidden states [B, T, H] that predict the targets, at the flat places `at`; None: the last T places of each row."""
+    """Hidden states [B, T, H] that predict the targets: those at the flattened indices `at`; None: the last T of each row."""
     return hidden[:, -targets.shape[1] :] if at is None else hidden.flatten(0, 1)[at]
 
 
@@ -96,7 +96,7 @@ class _Score(torch.autograd.Function):
     """Autograd function that computes `_score` in chunks, to hold only one chunk's logits.
 
     ∂ log π(y)/∂z_v = (1[v = y] − π(v))/τ and ∂H/∂z_v = −π(v)·(log π(v) + H)/τ. The backward pass computes the logits again, a
-    fourth matrix product beside the three of `_score`. An entropy without a gradient costs it nothing.
+    fourth matrix product beside the three of `_score`. It skips the terms of H if no loss reads H.
     """
 
     @staticmethod
@@ -138,7 +138,7 @@ def _of_logits(
     of_entropy: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """Gradient of a chunk's logits [n, V]. of_logp, of_entropy: those of log π and entropy H, [n]; None if no loss reads H."""
+    """Gradient by a chunk's logits [n, V]. of_logp, of_entropy: by log π and H, [n]; of_entropy is None if no loss reads H."""
     logp = _log_softmax(hidden, weight, support, temperature)
     if of_entropy is None:
         of_logits = logp.exp_().mul_(-of_logp[:, None])

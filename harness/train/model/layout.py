@@ -15,16 +15,16 @@ from harness.train.routing.hooks import ARGUMENT
 
 SHARED, LONGEST, WORTH = 32, 1024, 0.75
 """Limits for responses that share a row: minimum prompt length, maximum row length, both in tokens, and maximum share of tokens
-left to compute. A custom attention mask compares every pair of places in a row, so long rows would lose the gain."""
+left to compute. A custom attention mask compares every pair of tokens in a row, so long rows would lose the gain."""
 
 
 class Layout(NamedTuple):
-    """Prompts and responses in the form that a model reads, without columns of padding alone.
+    """Prompts and responses in the form that a model reads, without columns that hold only padding.
 
-    input_ids: [R, L]. targets: the tokens to predict, [B, T'] at the last T' places of each row, or [1, U] at the places `at`.
+    input_ids: [R, L]. targets: the tokens to predict, [B, T'] by the last T' tokens of each row, or [1, U] by the tokens `at`.
     places: further arguments of the model: attention mask and positions if rows are padded, routes and support if they are
-    replayed, `at` if sequences share a row. mask: [B, T'], the tokens of responses that are not padding. length: T. pairs: number
-    of each response token among the targets, [B, T']; None if response tokens and targets are the same.
+    replayed, `at` if sequences share a row. mask: [B, T'], the tokens of responses that are not padding. length: T. pairs: for
+    each response token the index of its target, [B, T']; None if response tokens and targets are the same.
     """
 
     input_ids: Tensor
@@ -57,8 +57,8 @@ class Layout(NamedTuple):
         """Lay out sequences (prompt, response) as trees of their tokens, one tree per row [R, L]. None if that saves too little.
 
         Tokens that several sequences begin with stand once in a tree. A token sees itself and those before it in its sequence,
-        at the positions that it would have alone. Each pair of a place and the token after it is one target: `at` [1, U] has
-        the flat places.
+        at the positions that it would have alone. Each distinct pair of a tree's token and the one after it is a target. at:
+        indices [1, U], in the flattened rows, of the former tokens.
         """
         prompts, written = (part[:, (part != PAD).any(0)] for part in (prompts, tokens))
         if prompts.shape[1] < SHARED:
@@ -95,7 +95,7 @@ class _Trees(NamedTuple):
     """Sequences as R trees of at most L tokens, which are padded to L.
 
     ids, depth: tokens and their positions [R, L]. visible: whether a token (second last dimension) sees another, [R, L, L].
-    place: flat place of each token of each sequence [B, S]; arbitrary where a sequence has no token.
+    place: index, in the flattened rows, of each token of each sequence [B, S]; arbitrary where a sequence has no token.
     """
 
     ids: Tensor
@@ -114,7 +114,7 @@ def _aligned(rows: Tensor, lengths: Tensor) -> Tensor:
 def _trees(sequences: Tensor) -> _Trees | None:
     """Arrange sequences [B, S], with PAD after their ends, in trees of at most LONGEST tokens and equal numbers of sequences.
 
-    In lexical order the sequences of a tree are neighbours. A branch begins where a sequence departs from the previous sequence.
+    Sequences are sorted, and neighbours share a tree. A branch begins where a sequence first differs from the one before it.
     There are as few trees as possible. Returns None if a sequence is longer than LONGEST.
     """
     _, rank = sequences.unique(dim=0, return_inverse=True)

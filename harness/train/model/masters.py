@@ -53,7 +53,7 @@ def stochastic_bf16(x: Tensor) -> Tensor:
     """x (fp32) rounded to one of its two BF16 neighbours, so that the expectation is x; held in fp32.
 
     The lower 16 bits of x are the distance to the neighbour nearer to 0, in 2⁻¹⁶ of the spacing. A uniform number of 16 bits
-    added to them carries into the upper bits with that distance as its probability. BF16 numbers, infinities and NaN stay
+    added to them carries into the upper bits with a probability equal to that distance. BF16 numbers, infinities and NaN stay
     what they are.
     """
     uniform = torch.randint(0, 2**LOW_BITS, x.shape, dtype=torch.int32).to(x.device)

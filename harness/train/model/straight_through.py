@@ -44,16 +44,16 @@ def cast_linear_layers(model: PreTrainedModel, precision: PrecisionConfig) -> No
 
 
 class _CastExperts:
-    """The experts of a mixture in a layer, each cast by itself: transformers' `Qwen3MoeExperts.forward` over cast products.
+    """The experts of a layer, each with weights cast by itself. `forward` replaces transformers' `Qwen3MoeExperts.forward`.
 
-    cast: matrix, gate_up or down -> whether it is cast.
+    cast: name of a weight matrix, gate_up or down -> whether the matrix is cast.
     """
 
     def __init__(self, arithmetic: Arithmetic, experts: nn.Module, cast: dict[str, bool]):
         self.arithmetic, self.experts, self.cast = arithmetic, experts, cast
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Outputs [N, hidden] of rows [N, hidden] by their experts, numbers [N, k], with the experts' weights [N, k]."""
+        """Sum [N, hidden] of the outputs of each row's experts `top_k_index` [N, k], with the factors `top_k_weights` [N, k]."""
         experts: Any = self.experts
         outputs = torch.zeros_like(hidden_states)
         for number, (gate_up, down) in enumerate(zip(experts.gate_up_proj, experts.down_proj, strict=True)):

@@ -8,7 +8,7 @@ from harness.train.sampler import Sampler
 
 
 class Option:
-    """Base class of options, each of which wraps a sampler. Attributes that it does not define are those of the sampler."""
+    """Base class of options, each of which wraps a sampler. An option's other attributes are those of its sampler."""
 
     def __init__(self, inner: Sampler):
         self.inner = inner

@@ -18,7 +18,7 @@ from harness.train.sampler import Sampler
 
 
 class SampledAhead(Option):
-    """Option that samples ahead and queues rollouts, the next to train on first. part: tokens per part; None: whole."""
+    """Option that samples rollouts ahead and queues them until their step. part: tokens sampled per step; None: all."""
 
     def __init__(self, inner: Sampler, part: int | None = None):
         super().__init__(inner)
@@ -28,7 +28,7 @@ class SampledAhead(Option):
         self.waiting: list[Rollout] = []
 
     def sample(self, step: int) -> Responses:
-        """Sample all rollouts or parts that are due with the engine's present weights, and return the responses of `step`."""
+        """Sample, by the engine's present weights, all rollouts or parts that are due. Returns the responses of `step`."""
         for place, number in enumerate(range(step, min(step + self.ahead, self.inner.config.steps))):
             rollout = self.waiting[place] if place < len(self.waiting) else None
             while rollout is None or rollout.tokens.shape[1] < min(self.length, (self.ahead - place) * self.part):
@@ -37,7 +37,7 @@ class SampledAhead(Option):
         return self.inner.rewarded(self.inner.draw_prompts(step), self.waiting.pop(0))
 
     def _sampled(self, step: int, begun: Rollout | None) -> Rollout:
-        """Sample one part more of the rollout of `step`, on all ranks. begun: its parts so far; None if there are none."""
+        """Return the rollout of `step` on all ranks with one more part. begun: its parts so far; None if there are none."""
         return self.inner.gather(self.inner.sample_share(step))
 
     def state(self) -> dict[str, Tensor]:

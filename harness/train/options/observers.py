@@ -36,7 +36,7 @@ Observer = Callable[[Finished], dict[str, float]]
 
 
 def observers(plan: Plan, folder: EventLog, optimizer: Optimizer) -> list[Observer]:
-    """The observers of finished steps that a config asks for. folder: the run folder. optimizer: the actor's."""
+    """The observers of finished steps that the config of `plan` asks for. folder: the run folder. optimizer: the actor's."""
     config, seen = plan.config, list[Observer]()
     if config.diagnostics.every is not None:
         seen.append(Diagnoses(plan, folder))
@@ -60,9 +60,10 @@ class Dumps:
 
 
 class Diagnoses:
-    """Diagnoses the log-probabilities of every `diagnostics.every`-th step, as `faultline replay` does with its dump.
+    """Diagnoses the log-probabilities of every `diagnostics.every`-th step, as `faultline replay` does with a dump.
 
-    If the diagnosis of a step is not "consistent", an event `diagnosis` records its fault, its evidence and what to check.
+    If the diagnosis of a step is not "consistent", an event `diagnosis` records the fault, the numbers that decide, and what to
+    check.
     """
 
     def __init__(self, plan: Plan, folder: EventLog):
@@ -80,7 +81,7 @@ class Diagnoses:
         return diagnosis_metrics(found)
 
     def _diagnosis(self, done: Finished) -> Diagnosis:
-        """Diagnose a step's batch, or some of its prompts if it exceeds CELLS tokens. log π_θ replaces a missing log π_old."""
+        """Diagnose a step's batch, or only some of its prompts if it is too large. log π_θ replaces a missing log π_old."""
         batch, rollout = done.made.batch, done.responses.rollout
         if batch.logp_old is None:
             batch = batch._replace(logp_old=done.logp)
@@ -91,7 +92,7 @@ class Diagnoses:
 
 
 def diagnosis_metrics(found: Diagnosis) -> dict[str, float]:
-    """Metrics of a diagnosis: whether it finds a fault, the mean ratio π_old/μ, its z-score, and 1 under the fault's name."""
+    """Metrics of a diagnosis: whether it finds a fault, the mean ratio π_old/μ, its z-score, and diagnosis/fault_<name> = 1."""
     statistics = found.statistics
     metrics = {
         "diagnosis/faulty": float(found.kind != "consistent"),

@@ -17,7 +17,7 @@ class PartialRollouts(SampledAhead):
     """Option that samples each response in parts of `rollout.partial_tokens` tokens, one part per step."""
 
     def _sampled(self, step: int, begun: Rollout | None) -> Rollout:
-        """Extend the responses of `step`, begun as [B, t] or None, by one part. Each rank samples its share."""
+        """Return the responses of `step` with one more part, on all ranks. begun: the t tokens so far, [B, t]; None if none."""
         inner, start = self.inner, 0 if begun is None else begun.tokens.shape[1]
         with inner.clock.phase("generate"):
             prompts, uniforms = inner.draw_prompts(step), inner.draw_uniforms(step)[:, start : start + self.part]

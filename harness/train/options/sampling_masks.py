@@ -22,5 +22,5 @@ class SamplingMasks(Option):
 
 
 def sampling_masks(rollout: Rollout) -> Tensor | None:
-    """Sampling masks [B, T, ⌈V/8⌉] of a rollout, for a `Scorer`; None if its engine recorded none, as in evaluation.probe."""
+    """Masks of the tokens that top_p and top_k left to sample from, [B, T, ⌈V/8⌉] bits; None if the engine recorded none."""
     return rollout.support

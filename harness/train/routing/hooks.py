@@ -31,7 +31,7 @@ class RoutingHooks:
     Called as `model(..., routes=Routes)`, the model computes with the set S of experts in `routes`. The weight of an expert e
     in S is w_e = p_e / Σ_{i∈S} p_i, or p_e without renormalisation. p is the softmax over all experts in this pass. So the
     router has a gradient, through the chosen experts and through the normaliser of the softmax. `routes.weights` replaces w_e
-    if given, and the router then has no gradient. At places without a route the model chooses its own experts.
+    if given, and the router then has no gradient. At tokens without a route the model chooses its own experts.
     """
 
     def __init__(self, model: PreTrainedModel):
@@ -84,10 +84,11 @@ def taken(logits: Tensor, ids: Tensor, weights: Tensor) -> Routes:
 
 
 def balance_loss(logits: tuple[Tensor, ...], top_k: int) -> Tensor:
-    """Load-balancing loss of a mixture of experts, summed over the layers: E·Σ_e f_e·p̄_e, at least 1 a layer if f = p̄.
+    """Load-balancing loss E·Σ_e f_e·p̄_e of a mixture of E experts, summed over the layers.
 
-    f_e is the share of the slots that expert e got, without gradient; p̄_e is its mean probability. Source: Switch
-    Transformers (arXiv 2101.03961, eq. 4 to 6), here for top_k above 1 and each layer by itself. logits: [N, E] per layer.
+    f_e is the share of all choices that fall on expert e, without gradient; p̄_e is its mean probability. If f = p̄, a layer
+    adds at least 1. Source: Switch Transformers (arXiv 2101.03961, eq. 4 to 6), here for top_k above 1 and each layer by itself.
+    logits: [N, E] per layer.
     """
     loss = torch.zeros((), device=logits[0].device)
     for layer in logits:

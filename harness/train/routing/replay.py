@@ -9,7 +9,7 @@ from harness.routing import REPLAYS
 
 
 def replayed_routes(rollout: Rollout, name: str) -> Routes | None:
-    """Return the engine's experts that π_old replays under routing.replay=`name`, or None. Raises UserError if unrecorded."""
+    """Return the engine's experts that π_old takes if routing.replay=`name`; None if it takes none. UserError if unrecorded."""
     replay = REPLAYS[name]
     if not replay.by_old:
         return None
@@ -20,7 +20,10 @@ def replayed_routes(rollout: Rollout, name: str) -> Routes | None:
 
 
 def engine_routes(rollout: Rollout, *, weights: bool) -> Routes | None:
-    """Return the engine's experts, with weights if `weights`; None if unrecorded. Raises UserError if the weights are missing."""
+    """Return the experts that the engine's router chose for each token, with their routing weights if `weights`.
+
+    None if the experts were not recorded. Raises UserError if only their weights are missing.
+    """
     if rollout.expert_ids is None:
         return None
     if weights and rollout.expert_weights is None:
