@@ -30,7 +30,7 @@ def advantage(*needs: str) -> Callable:
 
 @advantage()
 def reinforce(rewards: Tensor) -> Tensor:
-    """REINFORCE without a baseline: the advantages are the rewards. Source: Williams 1992; NeMo-RL's raw_reward unwhitened."""
+    """REINFORCE without a baseline: the advantages are the rewards. Source: Williams 1992; NeMo-RL's raw_reward, not whitened."""
     return rewards
 
 
@@ -152,8 +152,8 @@ def reinforce_pp_baseline(rewards: Tensor, *, lengths: Tensor) -> Tensor:
     """REINFORCE++ with a baseline per prompt: A = (D − m)/(s + 1e-6) with D = R − mean_g R, whitened over all tokens.
 
     R = `rewards` [P, G] of the global batch; mean_g averages over the G responses to one of P prompts. m and s are the mean and
-    standard deviation of D over all tokens, of which a response has `lengths` [P, G]. Source: arXiv 2501.03262, its baseline
-    form. Limits: equal rewards within each prompt give 0.
+    standard deviation of D over all tokens, where a response of `lengths` [P, G] tokens counts once per token. Source: arXiv
+    2501.03262, its baseline form. Limits: equal rewards within each prompt give 0.
     """
     return _whitened(dr_grpo(rewards), lengths)
 

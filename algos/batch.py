@@ -18,7 +18,7 @@ class Batch(NamedTuple):
     logp_ref: log π_ref of the reference policy of a KL term. None without such a term.
     prompt: [B] integers, the number of the prompt that each response answers. None when neither a reduction nor a
         correction reads it.
-    selected: bool, the tokens that a selecting loss such as clip_cov treats differently, from `Objective.select`; else None.
+    selected: bool, from `Objective.select`: the tokens that a loss such as clip_cov treats differently. None for other losses.
     """
 
     logp_rollout: Tensor
@@ -31,7 +31,7 @@ class Batch(NamedTuple):
     selected: Tensor | None = None
 
     def rows(self, index: Tensor | slice) -> Batch:
-        """The batch of the responses that `index` selects: a tensor of row numbers, or a slice."""
+        """The batch of the responses that `index` selects: a tensor of their numbers, or a slice."""
         return Batch._make(None if part is None else part[index] for part in self)
 
     def widened(self) -> Batch:

@@ -23,7 +23,7 @@ CHUNK = 1 << 17
 def chunks(ratio: Ratio, whole: bool = False) -> Iterator[tuple[Tensor, Ratio]]:
     """Yield chunks of a batch as (response numbers, `Ratio` of these responses, cut to the longest of them).
 
-    There is one chunk only for a batch of at most `CHUNK` tokens, for a batch on a GPU, and with `whole`.
+    A batch of at most `CHUNK` tokens, or on a GPU, is one chunk. whole: any batch is one chunk.
     """
     batch, policy = ratio.batch, ratio.policy
     responses, columns = batch.mask.shape
@@ -42,7 +42,7 @@ def chunks(ratio: Ratio, whole: bool = False) -> Iterator[tuple[Tensor, Ratio]]:
 
 
 def chunked(function: Callable[[Ratio], Rows], ratio: Ratio, whole: bool = False) -> Rows:
-    """Merge, as fp64 in the batch's order, the numbers per response that `function` gives for chunks. whole: use one chunk."""
+    """Call `function` on chunks of a batch; return its numbers per response, fp64, in the batch's order. whole: in one chunk."""
     numbers, rows = zip(*((numbers, function(part)) for numbers, part in chunks(ratio, whole)), strict=True)
     order = torch.cat(numbers).argsort()
     return {name: value[order] for name, value in merge(rows).items()}

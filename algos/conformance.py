@@ -34,7 +34,10 @@ def check_loss(loss: Callable, params: dict[str, Any]) -> None:
 
 
 def check_filter(filter_: Callable, params: dict[str, Any]) -> None:
-    """Check a plug-in filter `(log_ratio [B, T], mask [B, T], **params) -> kept [B, T] bool`, which rejects tokens of a batch."""
+    """Check a plug-in filter of tokens, `(log_ratio [B, T], mask [B, T], **params) -> kept [B, T] bool`.
+
+    It must keep all tokens if every log ratio is 0, and depend neither on the order of the responses nor on padding.
+    """
     logp, prox, _, mask = example(torch.float64)
     log_ratio = torch.where(mask, logp - prox, 0.0)
     before = log_ratio.clone()
@@ -53,7 +56,8 @@ def check_filter(filter_: Callable, params: dict[str, Any]) -> None:
 def check_advantage(estimator: Callable, params: dict[str, Any], inputs: dict[str, Tensor]) -> None:
     """Check an advantage estimator `(rewards [P, G], **inputs) -> [P, G]` on P = 3 prompts with G = 4 responses each.
 
-    inputs: name -> tensor for each name in the estimator's attribute `needs`, of as many prompts and responses.
+    The advantages must be finite, and move with the rewards if a prompt's responses are reordered. inputs: name -> tensor,
+    [3, 4] or [3], for each name in the estimator's attribute `needs`.
     """
     rewards = torch.tensor([[1.0, 0, 0, 1], [0, 0, 0, 0], [1, 0.5, 2, 0]], dtype=torch.float64)
     needs = getattr(estimator, "needs", ())
@@ -77,7 +81,10 @@ def example(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def run(loss: Callable, batch: tuple[Tensor, ...], params: dict[str, Any], selected: Tensor | None = None):
-    """The TokenLoss of a batch (logp, logp_prox, advantages, mask), and the gradient of its summed loss with respect to logp."""
+    """Return a loss's TokenLoss on `batch`, (logp, logp_prox, advantages, mask), and the gradient of the summed loss by logp.
+
+    selected: the fifth argument of a loss that selects tokens.
+    """
     logp = batch[0].detach().clone().requires_grad_()
     extra = () if selected is None else (selected,)
     result = loss(logp, *batch[1:], *extra, **params)

@@ -18,7 +18,7 @@ from algos.ratios import LOG_RATIO_BOUND, bounded_exp, log_ratio
 
 
 def estimator(*, anchored: bool) -> Callable:
-    """Return a decorator that marks a KL estimator. anchored: whether it reads `logp_prox`; if not, a run need not compute it."""
+    """Return a decorator that marks a KL estimator. anchored: whether it reads `logp_prox`, which a run must then compute."""
 
     def mark(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         marked: Any = function

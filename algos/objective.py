@@ -37,7 +37,7 @@ class Objective(NamedTuple):
 
     @property
     def anchored(self) -> bool:
-        """Whether the loss or the KL term reads log π_prox; one that lacks the attribute `anchored` is assumed to read it."""
+        """Whether the loss or the KL term reads log π_prox. A function without the attribute `anchored` is assumed to read it."""
         return any(getattr(part, "anchored", True) for part in (self._function, self.kl) if part is not None)
 
     @property
@@ -56,11 +56,11 @@ class Objective(NamedTuple):
     def __call__(
         self, logp: Tensor, batch: Batch, corrected: Corrected, counts: Counts, entropy: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The scalar loss of some rows of a mini-batch, differentiable by log π_θ = `logp` [B, T], and its metrics.
+        """The scalar loss of some responses of a mini-batch, differentiable by log π_θ = `logp` [B, T], and its metrics.
 
-        corrected: the correction of the same rows. The loss takes means and products of a response over its `counted` tokens.
-        counts: `Counts` of the counted tokens of the whole mini-batch, so that losses and metrics of its parts add up. entropy:
-        H of π_θ at each token [B, T] in nats, with its gradient; read by an entropy bonus only.
+        corrected: the correction of these responses. The loss takes means and products of a response over its `counted` tokens.
+        counts: `Counts` of the counted tokens of the whole mini-batch, so that losses of its parts add up to its loss.
+        entropy: H of π_θ at each token [B, T] in nats, with its gradient; read by an entropy bonus only.
 
         Metrics are fp64 scalars by name: sums over kept tokens, divided by the number of counted tokens. actor/clip_share: tokens
         at a bound of the loss, if it has one. actor/pg_clipfrac_lower: tokens at the loss's dual clip or cap. actor/ppo_kl:

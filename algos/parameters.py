@@ -89,7 +89,7 @@ def types_of(plugin: Callable) -> dict[str, Any]:
 
 
 def accepts(kind: Any, value: Any) -> bool:
-    """Whether the annotated type `kind` accepts `value`. A type that has no rule here accepts everything but NaN."""
+    """Whether the annotated type `kind` accepts `value`. A type unknown to this function accepts everything but NaN."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return accepts(inner[0], value) and all(_within(value, sign, bound) for sign, bound in bounds(kind))

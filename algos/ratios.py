@@ -16,7 +16,7 @@ LOG_RATIO_BOUND = 20.0
 """Bound of |log ρ| in nats before exp, for a ratio ρ of two policies: e²⁰ ≈ 4.9e8 keeps ρ, ρ² and their sums finite in fp32."""
 
 LONGEST = 1 << 22
-"""Maximum length in tokens of a response whose Σρ² is finite for all ratios ρ; a constant, so that padding does not matter."""
+"""Maximum length in tokens of a response whose Σρ² is finite for all ratios ρ. A batch's length would depend on padding."""
 
 LEVELS = ("token", "prefix", "sequence", "geometric", "segment", "segment_geometric", "worst_token")
 
@@ -126,7 +126,7 @@ def at_level(values: Tensor, mask: Tensor, level: str, segments: Tensor | None =
 
 
 def sizes(mask: Tensor, level: str, segments: Tensor | None = None) -> Tensor:
-    """Number (at least 1) of tokens that share a value at `level`: 1, that of the response [B, 1], or of the segment [B, T]."""
+    """Number (at least 1) of tokens that share a value at `level`: 1, or those of the response [B, 1] or segment [B, T]."""
     if level in ("token", "prefix"):
         return mask.new_ones((1, 1), dtype=torch.long)
     if level in ("segment", "segment_geometric"):
@@ -148,7 +148,7 @@ def ess_share(batch: Batch, policy: Tensor | None = None) -> Tensor:
 
 
 def binary_kl(logp: Tensor, logq: Tensor) -> Tensor:
-    """KL((q, 1 − q) ‖ (p, 1 − p)) of "the sampled token or another", in nats, with p = exp(`logp`) and q = exp(`logq`)."""
+    """KL((q, 1 − q) ‖ (p, 1 − p)) in nats, for two probabilities p = exp(`logp`) and q = exp(`logq`) of the sampled token."""
     rest_p, rest_q = -torch.expm1(logp), -torch.expm1(logq)
     return logq.exp() * (logq - logp) + torch.special.xlogy(rest_q, rest_q) - torch.special.xlogy(rest_q, rest_p)
 

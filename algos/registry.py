@@ -1,4 +1,4 @@
-"""Registries of plug-ins by name. Importing this module costs nothing: an entry is loaded at its first use."""
+"""Registries of plug-ins by name. Importing this module costs nothing: a plug-in is imported at its first use."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ ADVANTAGES = Registry(
 """Registry of advantage estimators `(rewards, **inputs) -> advantages`; the attribute `.needs` of each names its inputs."""
 
 CORRECTIONS = Registry("corrections", {"m2po": "algos.corrections.m2po:m2po"})
-"""Registry of filters `(log_ratio, mask, **params) -> kept [B, T] bool`, which reject tokens by rules beyond `spec.Reject`."""
+"""Registry of filters `(log_ratio, mask, **params) -> kept [B, T] bool`, with conditions that `spec.Reject` lacks."""
 
 KL = Registry("kl", {**_from("algos.kl", "k1", "k2", "k3", "k3_k2", "k3_unbiased"), "abs": "algos.kl:absolute"})
 """Registry of KL estimators `(logp, logp_ref, mask, logp_prox) -> [B, T]`; `algos.kl` explains the signature."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 STEP = 0.2
-"""Maximum relative change of an adaptive KL coefficient over its horizon of responses, as in verl and SkyRL."""
+"""Maximum relative change of an adaptive KL coefficient per `horizon` responses, as in verl and SkyRL."""
 
 
 def overlong_punishment(lengths: Tensor, *, longest: int, buffer: int, penalty: float) -> Tensor:

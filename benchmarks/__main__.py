@@ -14,7 +14,7 @@ SMOLLM2 = Path("models/smollm2")
 
 
 def main(name: str, *arguments: str) -> None:
-    """Print the subject of a benchmark and the machine, then run it on one thread, or report which of its needs are missing."""
+    """Print the subject of a benchmark and the machine, then run it on one thread, or say which package or model is missing."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     sys.path.append(str(ORACLES))
     part = importlib.import_module(f"benchmarks.{name}")

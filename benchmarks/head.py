@@ -1,4 +1,4 @@
-"""Faultline's log-probability and entropy over a large vocabulary, against all logits at once and TRL's fused head.
+"""Log-probability and entropy over a large vocabulary by Faultline's head, by log_softmax of all logits, and by TRL's fused head.
 
 The model is a Qwen3 reduced to an embedding, a norm and the head. One case also computes the gradient for norm and head.
 """
@@ -21,7 +21,7 @@ VOCABULARY, TOKENS = 49_152, 2048
 
 
 def cases() -> Iterator[Case]:
-    """Generate a case with gradient and one without; each compares Faultline's head, all logits at once, and TRL's fused head."""
+    """Generate a case with gradient and one without; each compares Faultline's head, log_softmax of all logits, and TRL's."""
     sizes = qwen3_sizes(hidden=576, layers=1, heads=9, kv_heads=3, head=64, mlp=8).model_copy(update={"num_hidden_layers": 0})
     net = build(qwen3_config(sizes, VOCABULARY, TOKENS + 1), 0)
     torch.nn.init.normal_(net.lm_head.weight, std=0.1)  # as sharp as a trained model's logits

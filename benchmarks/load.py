@@ -1,4 +1,4 @@
-"""Reading 500 runs x 1,000 steps x 60 metrics, against pandas' own reader, and the time of a report on them."""
+"""Time of reading 500 runs x 1,000 steps x 60 metrics, against pandas.read_json, and of a report on these runs."""
 
 import copy
 import functools
@@ -72,7 +72,7 @@ def _write(sweep: Path) -> list[Path]:
 
 @functools.cache
 def _rows(mismatched: bool, collapse: int | None, seed: int) -> str:
-    """The text of a run's metrics file. The reward rises to 0.9 and, unless `collapse` is None, falls to 0.05 at that step."""
+    """Text of a random metrics file. mismatched: K3 > 0. collapse: step at which the reward falls to 0.05, or None."""
     rng, lines = np.random.default_rng(seed), []
     for step in range(STEPS + 1):
         reward = 0.05 if collapse is not None and step >= collapse else 0.4 + 0.5 * min(step / 400, 1) + rng.normal(0, 0.01)

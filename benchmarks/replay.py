@@ -1,4 +1,4 @@
-"""Evaluating a correction on a parquet dump at all bounds at once, against verl's function, which takes one bound at a time."""
+"""Time to evaluate a correction at many bounds in one pass over a parquet dump, against verl's function for one bound."""
 
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ TOKENS, LENGTH, PER_STEP = 10_000_000, 1000, 1000
 
 
 def cases() -> Iterator[Case]:
-    """Generate two cases, which evaluate a correction at all bounds and at one bound, each against verl's with one bound."""
+    """Generate two cases: Faultline at many bounds, and Faultline at one bound, each against verl's function at one bound."""
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 
     def verl(batches: Iterable[Batch]) -> None:

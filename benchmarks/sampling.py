@@ -55,7 +55,7 @@ def _different(net: Any, rows: int) -> Tensor:
 
 
 def _case(name: str, net: Any, compute: str, prompts: Tensor, length: int, **settings: object) -> Case:
-    """Return a case that compares the local engine and transformers with the same weights and prompts, without top-p or top-k."""
+    """Return a case of the local engine and transformers in dtype `compute`. settings: further arguments of `generate`."""
     engine = LocalEngine(net.config, PrecisionConfig(name=compute, compute=compute, weights=None, activations=None))
     engine.load_weights(net.eval().named_parameters(), 0)
     uniforms = torch.rand(len(prompts), length, generator=generator(1, "bench"))

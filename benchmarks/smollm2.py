@@ -1,6 +1,6 @@
 """One RL step of SmolLM2, fp32, against TRL's GRPOTrainer, on 64 responses of 64 tokens each.
 
-Each side trains the same weights in fp32 by GRPO with one optimizer step per batch, in a process of its own, so that neither
+Faultline and TRL train the same weights by GRPO with one optimizer step per batch. Each has its own process, so that neither
 holds the other's memory. No response ends early. TRL trains on its whole batch at once, by default; Faultline uses micro-batches.
 """
 
@@ -26,7 +26,7 @@ OVERRIDES = ("+experiment=smollm2/base", "rollout/precision=fp32", f"task.answer
 
 
 def cases(who: str = "") -> Iterator[Case]:
-    """Generate the case of one side's first step, `who` being "ours" or "TRL". Without it, run each side in its own process."""
+    """Generate the case of the first step of Faultline, `who`="ours", or of "TRL"; without `who`, run each in its own process."""
     if not who:
         for side in ("ours", "TRL"):
             subprocess.run([sys.executable, "-W", "ignore", "-m", "benchmarks", "smollm2", side], check=True)

@@ -1,4 +1,4 @@
-"""Processor time of starting a command, a run in a process of its own, and a run forked from a process that has its imports.
+"""Processor time of starting a command, a run in a process of its own, and a run forked from a process with all imports done.
 
 The lower limit is a process that does nothing but import torch, transformers' Qwen3 and DeepSpeed, as every run must.
 """
@@ -26,7 +26,7 @@ RUNS = {"the default config": (), "edge/fp32": ("+experiment=edge/fp32",), "edge
 
 
 def cases() -> Iterator[Case]:
-    """Generate one case of all kinds of start. Its first round writes the warm-start policies that the other rounds reuse."""
+    """Generate one case, of all kinds of start. Its first round writes the warm-start policies that the other rounds reuse."""
     seeds = count()
     with uncollected():  # as in sweeps/launchers/preloaded.py
         train = importlib.import_module("harness.run.loop").train

@@ -29,7 +29,7 @@ SPANS = {"early": range(3, 13), "around step 30": range(29, 40), "from step 75":
 
 
 def cases() -> Iterator[Case]:
-    """Generate, for each entry of `WAYS`, a case of the first step, which compiles, and one per span of steps in `SPANS`."""
+    """Generate, for each comparison in `WAYS`, a case of the first step, which compiles, and one per span of steps in `SPANS`."""
     with tempfile.TemporaryDirectory() as cache, patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=cache):
         for what, ways in WAYS.items():
             with ExitStack() as stack:

@@ -1,8 +1,8 @@
 """One RL step, fp32, from prompts to the optimizer, against TRL's GRPOTrainer.
 
 Faultline and TRL train the same weights on equally many prompts, responses and tokens, by GRPO with one optimizer step per batch.
-TRL generates with transformers. It does not score the old policy, which one step per batch does not need; Faultline's run scores
-it exactly. Steps take turns in one process. What the policy has learned changes the speed of Faultline's steps, but not of TRL's.
+TRL generates with transformers. It omits the old policy's log-probabilities, which one step per batch does not need; Faultline's
+run computes them. Steps take turns in one process. Learning changes the speed of Faultline's steps, but not of TRL's.
 """
 
 import os

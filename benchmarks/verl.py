@@ -1,4 +1,4 @@
-"""Correction, diagnostics and loss against verl 0.9.1's functions on the same tensors; ours give all of verl's outputs."""
+"""Correction, diagnostics and loss against verl 0.9.1's functions on the same tensors; Faultline's give all of verl's outputs."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ TOKEN_TIS = OBJECTIVE._replace(correction=Correction(weight=SPEC.weight))
 
 
 def cases() -> Iterator[Case]:
-    """Generate, per batch shape, a case of the forward pass, one with backward, and one of token truncation against the loss."""
+    """Generate three cases per batch shape: forward, forward with backward, and token truncation compared with the loss."""
     theirs = _verl()
     for rows, columns in SHAPES:
         shape = f"{rows} responses of up to {columns} tokens"
@@ -81,7 +81,7 @@ def _truncation(logp: Tensor, batch: Batch) -> dict[str, Callable[[], object]]:
 
 
 def _batch(rows: int, columns: int) -> tuple[Tensor, Batch]:
-    """Return random log π_θ [rows, columns] and a ragged batch, some of whose tokens are clipped and some rows rejected."""
+    """Return random log π_θ [rows, columns] and a ragged batch, some of whose tokens are clipped and responses rejected."""
     generator = torch.Generator().manual_seed(0)
     normal = functools.partial(torch.randn, rows, columns, generator=generator)
     old = -2 * torch.rand(rows, columns, generator=generator)

@@ -1,4 +1,4 @@
-"""Tokens per second of vLLM and Faultline's local engine by wall clock, taking turns in one process, and the time of a sync."""
+"""Tokens per second of vLLM and Faultline's local engine by wall clock, in one process, and the time to sync weights."""
 
 import time
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
-"""Plan and read the runs of a benchmark: an entry, such as a correction, in each regime of a set and with each of a few seeds.
+"""Plan and read the runs of a benchmark: an entry, such as a correction, in several regimes (tasks with a mismatch) and seeds.
 
 A set of regimes maps a name to config overrides, which choose a bed (model, task, learning rate and loss) and a source of
-mismatch. An entry consists of further overrides. Its references in a regime are the same bed without a correction, and the exact
-control: the bed without a source of mismatch.
+mismatch. An entry consists of further overrides. In each regime it is compared with the bed without a correction, and with the
+exact control: the bed without a source of mismatch.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from harness.yaml_file import read_yaml
 SEEDS = STUDIED[:3]
 """Training seeds of a benchmark: the first three seeds of the study of the verdict (docs/decision.md)."""
 UNCORRECTED = ("correction=none", "diagnostics.changed_weights=false")
-"""Config overrides of the exact control, a run without mismatch. The diagnostic that some sources of mismatch turn on is off, so
-that their controls have one config digest."""
+"""Config overrides of the exact control, a run without mismatch. The diagnostic that some sources of mismatch turn on is off.
+So regimes on one bed share a control, which has one config digest."""
 BED = ("seed", "steps", "task", "model", "warmstart", "rollout", "evaluation", "collapse")
 """Config sections that a regime (model, task, mismatch) fixes. Benchmark entries that changed one could not be compared."""
 PLAIN = {"loss": "pg", "advantage": "reinforce", "correction": "none"}
-"""Config group -> the option on which a benchmark entry's own function or YAML file for the group builds."""
+"""Config group -> the option whose keys a benchmark entry's own function or YAML file changes."""
 
 Regimes = Mapping[str, Sequence[str]]
 """Name of a regime (model, task and source of mismatch) -> the config overrides that choose it."""
@@ -111,8 +111,8 @@ def _from_file(file: Path, group: str) -> list[str]:
 def plan(entry: str, words: Sequence[str], regimes: Regimes, seeds: Collection[int], *settings: str) -> list[Planned]:
     """Plan the runs of a benchmark entry, such as a correction: each regime (task with a mismatch) with each seed.
 
-    words: the entry's overrides, none for the entries NONE and CONTROL. settings: overrides of all runs of the benchmark. Raises
-    UserError if an entry changes a config section in BED, which a regime fixes, and on wrong overrides.
+    words: the entry's overrides; empty for the entries NONE (no correction) and CONTROL (no mismatch). settings: overrides of all
+    runs of the benchmark. Raises UserError on wrong overrides, and if `words` change a config section that a regime fixes (BED).
     """
     runs: list[Planned] = []
     own = [*(UNCORRECTED if entry == CONTROL else ()), *overrides(words)]
@@ -128,7 +128,7 @@ def plan(entry: str, words: Sequence[str], regimes: Regimes, seeds: Collection[i
 
 
 def _remove_source(values: dict[str, Any]) -> None:
-    """Change a composed config into that of the exact control, without mismatch. Of the engine's keys only noise_seed stays."""
+    """Change a composed config into that of the exact control, without mismatch. Of rollout.engine only noise_seed is kept."""
     engine = values["rollout"]["engine"]
     values["rollout"]["engine"] = {key: engine[key] for key in engine if key == "noise_seed"}
     for key, neutral in EXACT.items():
@@ -159,9 +159,9 @@ def in_order(runs: Sequence[Planned]) -> list[Planned]:
 def ended(runs: Sequence[Planned]) -> pd.DataFrame:
     """Table with a row per ended run, in the columns that `analysis.statistics.benchmark` reads, and the run's digest.
 
-    trainer, sampler: mean held-out reward of each policy over the last LAST evaluations. start: first reward of the trainer's
-    policy. k3: median of the first 20 steps, in nats per token. persistence: correlation of the log ratios over 20 syncs, 0 if
-    unmeasured. tokens: mean length of a response in the first 20 steps.
+    trainer, sampler: held-out reward of the trainer's and the sampling policy, mean of the last LAST evaluations. start: first
+    held-out reward of the trainer's policy. k3: median of the first 20 steps, in nats per token. persistence: first correlation
+    of the log ratios over 20 syncs, 0 if unmeasured. tokens: mean length of a response in the first 20 steps.
     """
     columns = ["entry", "regime", "seed", "digest", "outcome", "start", "trainer", "sampler", "k3", "persistence", "tokens"]
     rows = []
@@ -183,5 +183,5 @@ def ended(runs: Sequence[Planned]) -> pd.DataFrame:
 
 
 def references(regimes: Regimes, seeds: Collection[int], *settings: str) -> list[Planned]:
-    """Plan the runs without a correction, and the exact controls (no mismatch), planned for each regime even if shared."""
+    """Plan reference runs of each regime: without a correction, and without a mismatch (its exact control, even if shared)."""
     return [run for entry in (NONE, CONTROL) for run in plan(entry, (), regimes, seeds, *settings)]

@@ -85,7 +85,7 @@ def end(results: Results, runs: list[Path]) -> End:
 def proposed(verdict: dict[str, Any]) -> list[str]:
     """Config overrides that `faultline replay --json` proposes for deploying the trainer's policy; empty for no correction.
 
-    A choice of correction that docs/decision.md has tested takes precedence over the proposal made from the dump alone.
+    The choice of a rule that the study in docs/decision.md has tested comes first. Otherwise the proposal from the dump counts.
     """
     tested = [one for one in verdict["deployed"] if one["policy"] == "trainer" and one["rule"]]
     chosen = tested[0] if tested else verdict["proposal"]
@@ -93,7 +93,7 @@ def proposed(verdict: dict[str, Any]) -> list[str]:
 
 
 def table(ends: dict[str, End], harmed: str, followed: End | None) -> list[str]:
-    """Lines of the demo's table: a row per kind of run, and one for the most harmed kind with the proposed correction."""
+    """Lines of the demo's table: a row per kind of run, and one for `followed`: kind `harmed` with the proposed correction."""
     rows = {ARMS[arm]: end for arm, end in ends.items()}
     if followed:
         rows[f"{ARMS[harmed]}, as the verdict says"] = followed
@@ -102,7 +102,10 @@ def table(ends: dict[str, End], harmed: str, followed: End | None) -> list[str]:
 
 
 def outcome(control: End, none: End, followed: End | None, name: str, settings: str, seeds: int) -> str:
-    """Sentence on the harmed runs `name`: the reward that their trainer lost, the verdict's settings, and the reward regained."""
+    """Sentence on the kind of run `name`: the reward that the trainer lost, the proposed correction, and the reward regained.
+
+    none, followed: results without a correction and with the proposed one, whose config overrides are `settings`.
+    """
     lost = control.trainer - none.trainer
     if followed is None:
         return f"The verdict proposed no correction for {name}, which ended {lost:.2f} below the control."

@@ -37,10 +37,10 @@ PREFIX = {"moe_advised": "advised band, ", "moe_noise": "selection noise, ", "mo
 
 
 def rewards(results: Results, trained: int) -> pd.DataFrame:
-    """Table with a row per ended run: arm (its config but the seed), seed, outcome, onset, reward, best, training_reward, k3.
+    """Table with a row per ended run: arm (config without seed), seed, outcome, onset, reward, best, training_reward, k3.
 
-    onset: step of a collapse. reward: the endpoint, mean of the last LAST held-out evaluations. best: the highest of all.
-    training_reward: mean reward of the last `trained` steps. k3: K3 of the mismatch in nats per token, median over steps.
+    outcome: such as "collapsed". onset: step of a collapse. reward: mean of the last LAST held-out evaluations. best: highest of
+    all evaluations. training_reward: mean reward of the last `trained` steps. k3: in nats per token, median over steps.
     """
     ended, steps = results.ended, results.steps.assign(run=results.steps.run.astype(str))
     evaluated = steps[steps["eval/reward"].notna()].groupby("run")["eval/reward"]
@@ -65,7 +65,7 @@ def endpoints(sources: list[Path]) -> pd.DataFrame:
 
 
 def table(runs: pd.DataFrame) -> pd.DataFrame:
-    """The table for display: a row per arm (runs alike but for the seed): rewards, collapses, K3, planned comparison."""
+    """The table for display, a row per arm (runs alike but for the seed): rewards, collapses, K3, comparison with another arm."""
     comparisons = PLAN.compared(runs).set_index("arm")
     rows = []
     for arm, mine in runs.groupby("arm", sort=False):

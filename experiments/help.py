@@ -31,7 +31,7 @@ make a grid of runs: hydra/launcher=local runs them side by side here, hydra/lau
 
 
 def show(arguments: list[str]) -> None:
-    """Print the help for the choices in `arguments`. Raises UserError if Hydra refuses them."""
+    """Print the help of a run with the overrides in `arguments`. Raises UserError if Hydra refuses them."""
     given = get_args_parser().parse_args(arguments)
     folder = [f"hydra.searchpath=[file://{Path(given.config_dir).resolve()}]"] if given.config_dir else []
     config, chosen, options = choices(*given.overrides, *folder)

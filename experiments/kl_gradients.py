@@ -24,7 +24,7 @@ SEEDS = range(20)
 
 
 def table(seed: int, vocabulary: int = 3, length: int = 4) -> pd.DataFrame:
-    """Table with a row per distance of π_ref from π, KL estimator and place of the penalty. seed: that of the random policy π.
+    """Table with a row per distance of π_ref from π, KL estimator, and penalty in the loss or the reward. seed: of the random π.
 
     KL: nats per response. bias = |E f − ∇KL|/|∇KL| and sd = √(E|f|² − |E f|²)/|∇KL|, where f is the gradient that one response
     gives, and ∇KL that of a response's KL(π‖π_ref). "bias at fixed prefixes" replaces ∇KL in the numerator by the part that a
@@ -65,7 +65,7 @@ def table(seed: int, vocabulary: int = 3, length: int = 4) -> pd.DataFrame:
 
 
 def average() -> pd.DataFrame:
-    """Bias and spread of KL gradients, means over SEEDS: a row per distance to π_ref, estimator and place (loss or reward)."""
+    """Bias and spread of KL gradients, means over SEEDS: a row per distance to π_ref, estimator, penalty in loss or reward."""
     tables = [table(seed) for seed in SEEDS]
     return tables[0].assign(**pd.concat(tables).groupby(level=0).mean(numeric_only=True))
 

@@ -45,7 +45,7 @@ MOST, BUDGET = 6, 1200
 COSTS = {"dense": (180, 16), "moe": (165, 20), "long20": (690, 22), "long32": (360, 26)}
 """Kind of warm start -> processor time in seconds of making it, and of a run of 200 steps that begins from it."""
 KINDS = {"dense_half": "dense", "ppo": "dense", "moe_half": "moe", "moe_ppo": "moe"}
-"""Bed (model, task, learning rate, loss) -> kind of its supervised warm start, where the bed's name is not that of the kind."""
+"""Bed (model, task, learning rate, loss) -> kind of its warm start, a key of COSTS. An absent bed's kind is its own name."""
 SEQUENCES = "reduce=seq_mean_token_mean"
 RECOMMENDED = {name: [f"loss={name}"] for name in LOSSES.names()} | {
     "gpg": ["loss=gpg", "advantage=gpg"],
@@ -74,7 +74,7 @@ def rows() -> list[Row]:
 
 
 def presets_alike() -> list[list[str]]:
-    """Groups of correction presets with equal correction, `proximal`, loss and options. Faultline's own precede frameworks'."""
+    """Groups of correction presets that set the same keys to the same values. Faultline's own precede those of frameworks."""
     folder = CONF / "correction"
     names = [path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")]
     alike: dict[str, list[str]] = {}
@@ -117,7 +117,7 @@ def separation(ends: pd.DataFrame) -> float:
 
 
 def separations(runs: pd.DataFrame) -> pd.Series:
-    """Regime, as MODEL-AND-TASK/MISMATCH -> variance of reward between corrections on seeds CHOOSERS, sum over both policies."""
+    """Regime, as MODEL-AND-TASK/MISMATCH -> variance of reward between corrections with seeds CHOOSERS, trainer plus sampler."""
     gain = gains(runs)
     mine = runs[(runs.source != "exact") & runs.seed.isin(CHOOSERS) & runs.arm.isin(ARMS)]
     found: dict[str, float] = {}
@@ -167,7 +167,7 @@ def choose(runs: pd.DataFrame) -> None:
 
 
 def of_the_study(runs: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the benchmark from `runs`, endpoints of the study of the verdict: its corrections, and no mismatch, with SEEDS."""
+    """Table of benchmark runs with SEEDS from the study of the verdict: its corrections, and no mismatch. runs: its endpoints."""
     wide = runs.pivot(index=["bed", "source", "arm", "seed"], columns="policy", values=["start", "end", "outcome"])
     found = []
     pairs = runs.loc[runs.source != "exact", ["bed", "source"]].drop_duplicates().itertuples(index=False, name=None)
@@ -186,7 +186,7 @@ def of_the_study(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _record(runs: pd.DataFrame, quick: Regimes) -> None:
-    """Record runs of the study of the verdict and of the sweep, held-out mismatches only once that study has scored them."""
+    """Record runs of sweep `leaderboard` and of the study of the verdict, without held-out regimes until it scores them."""
     parts = regimes(admitted())
     allowed = {str(regime) for regime in parts.calibration}
     if (STUDY / "regrets.csv").is_file():

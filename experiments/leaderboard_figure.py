@@ -1,4 +1,4 @@
-"""The figure of the leaderboard: each loss's or correction's gain in reward, in a panel for each policy that may be served."""
+"""The leaderboard's figure: gain in reward over no correction, by loss or correction, for each policy that may be deployed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TITLES = {"trainer": "trainer's policy deployed", "sampler": "sampling policy de
 
 
 def finding(tables: Mapping[str, pd.DataFrame]) -> str:
-    """Title of the figure: how many losses and corrections beat no correction for the trainer, and how many do worse."""
+    """Title of the leaderboard's figure: how many losses and corrections beat no correction for the trainer, how many lose."""
     table = tables["trainer"]
     entries = table[~table.entry.isin([NONE, CONTROL])]
     helps, harms = int((entries.low > 0).sum()), int((entries.high < 0).sum())
@@ -24,7 +24,10 @@ def finding(tables: Mapping[str, pd.DataFrame]) -> str:
 
 
 def draw(tables: Mapping[str, pd.DataFrame], regimes: int, file: Path) -> str:
-    """Draw each correction's gain in reward with its interval into `file`, and return the title. tables: policy -> scores."""
+    """Draw the gain in reward of each loss and correction, with its interval, into `file`. Returns the title.
+
+    tables: deployed policy -> table of scores. regimes: their number, for the title.
+    """
     order = tables["trainer"].entry.to_list()
     title = finding(tables)
     figure, (axes,) = subplots(1, len(tables), 1.4 + 0.17 * len(order), sharey=True)

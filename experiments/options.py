@@ -217,7 +217,7 @@ def _text(value: Any) -> str:
 
 
 def recorded() -> dict[str, Used]:
-    """Citation of a recorded table of runs, as `study/NAME` -> losses and precisions of its runs, and keys in their names."""
+    """Citation of a recorded table of runs, as `study/NAME` -> losses, precisions and varied config keys of its runs."""
     found: dict[str, Used] = defaultdict(lambda: Used(set(), set()))
     for path in sorted((ROOT / "experiments" / "study").rglob("runs.csv")):
         name = path.parent.relative_to(ROOT / "experiments" / "study")

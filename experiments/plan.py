@@ -1,8 +1,8 @@
-"""Planned comparisons as data: pairs of arms (sets of runs alike but for the seed), the runs that count, and the test.
+"""Planned comparisons as data: pairs of arms (sets of runs alike but for the seed), the seeds that they need, and the test.
 
 A study is a `StudyPlan` and a table with a row per run. The table has the columns arm and seed, the endpoint, and the columns by
 which families of comparisons select rows, such as policy. `StudyPlan.compared` gives a row per comparison. The study itself
-computes the endpoint, such as a rule's regret in a regime, because a plan reads one number per run.
+computes the endpoint, such as a run's final held-out reward, because a plan reads one number per run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from analysis.statistics.tests import difference_p, holm_of_planned
 from harness.errors import UserError
 
 Test = Callable[..., float]
-"""A statistical test: (values of some runs [n], of the reference [m], paired=whether values of one index form a pair) -> p."""
+"""A statistical test: (values of an arm [n], of its reference [m], paired=whether the i-th values form a pair) -> p-value."""
 
 
 @dataclass(frozen=True)

@@ -56,14 +56,14 @@ EACH = 3
 others they are scored."""
 
 STUDIED = (71, 72, 73, 75, 77)
-"""Seeds of the runs of the study of the verdict: the lowest five above 69 with warm starts fit for RL, by STARTS_FILE."""
+"""Seeds of the runs of the study of the verdict: the lowest five above 69 whose warm starts STARTS_FILE calls fit."""
 SEEDS = (100, 101, 102)
 """Seeds of the exact controls that decide which beds (models with a task) the study of the verdict admits. No other run has
 them."""
 STARTS = ("dense", "moe", "long20", "long32")
 """One bed (model, task, learning rate and loss) for each kind of warm start. Several beds may share a warm start."""
 SOLVED, KEPT = 0.2, 400
-"""Bounds of a warm start from which RL can begin: the minimum solve rate, and the minimum number of prompts that it keeps."""
+"""Bounds of a warm start from which RL can begin: minimum solve rate, and minimum number of prompts neither too easy nor hard."""
 SWEEP = "verdict_admission"
 FOLDER = Path("experiments/study/verdict/admission")
 STARTS_FILE = FOLDER.parent / "starts.csv"
@@ -100,7 +100,7 @@ def regimes(admitted: Collection[str] = BEDS) -> Split:
     """Choose EACH admitted beds (models with a task) per source of mismatch: one for calibration, the others held out.
 
     The regime with the least `Regime.place` is for calibration. The next admitted bed in the order of BEDS replaces a planned
-    one that was not admitted; router noise needs a mixture of experts. A source with fewer beds than EACH is left out.
+    one that was not admitted. Router noise gets only mixtures of experts. A source with fewer beds than EACH is left out.
     """
     parts = Split([], [])
     for source, planned in PLANNED.items():
@@ -160,9 +160,9 @@ def _sources() -> dict[str, dict[str, Any]]:
 
 
 def starts(seeds: Collection[int], beds: Collection[str] = STARTS, file: Path | None = None) -> pd.DataFrame:
-    """Make the warm starts of `seeds`, each seed's up to the first unfit one, and record each in `file`. Returns its table.
+    """Make the warm starts of `seeds`, and record each in `file`. A seed's first unfit start is its last. Returns the table.
 
-    A row per seed and bed: seed, bed, rate (share of solved prompts), kept (number of prompts), fit (rate ≥ SOLVED, kept ≥ KEPT).
+    A row per seed and bed: seed, bed, rate (share of solved prompts), kept (usable prompts), fit (rate ≥ SOLVED, kept ≥ KEPT).
     file: None for STARTS_FILE, the record of the study of the verdict.
     """
     file = STARTS_FILE if file is None else file

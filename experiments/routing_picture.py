@@ -1,4 +1,4 @@
-"""The picture of docs/moe.md: flips (tokens to which engine and trainer give other experts), and the mismatch due to routing.
+"""The picture of docs/moe.md: share of tokens for which engine and trainer choose different experts, and mismatch due to that.
 
     python -m experiments.routing_picture docs/moe.png [key=value ...]
 
@@ -122,9 +122,9 @@ def recorded(engine: LocalEngine, prompts: Tensor, tokens: Tensor) -> tuple[tupl
 
 
 def example(result: Measured) -> tuple[Tensor, Tensor]:
-    """Return the last router's probabilities [experts] in trainer and engine at one token for which they pick other experts.
+    """Return the last router's probabilities [experts] in trainer and engine at one token for which they pick different experts.
 
-    Of all tokens with other experts it is the one with the median change of a probability.
+    Of all such tokens it is the median one by the largest change of a probability.
     """
     ours, theirs = result.probabilities[-1]
     sets = [p.topk(2, dim=-1).indices.sort(-1).values for p in (ours, theirs)]

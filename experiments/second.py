@@ -2,7 +2,7 @@
 
 The plan is in docs/study.md. The command writes three files. FOLDER/endpoints.csv has a row per run and policy,
 FOLDER/long.csv the held-out rewards of the long runs, and FOLDER/table.md the results and tests. Existing rows of
-endpoints.csv are kept, so that the lists of the plan may run one after another and on several machines.
+endpoints.csv are kept, so that the plan's lists of runs may be made one after another and on several machines.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LATER = {45, 46, 47}
 PERSISTENT = 0.5
 """Correlation of the log ratios over 20 weight syncs above which a precision is compared only with noise that stays the same."""
 START = 0.484375
-"""Held-out reward, at step 0 of long.csv, of the supervised policy from which all runs in the study's base setting begin."""
+"""Held-out reward, at step 0 of long.csv, of the supervised policy from which the study's runs on its base task begin."""
 
 
 def arm(
@@ -63,7 +63,7 @@ def remedied(persistence: float, corrections: tuple[str, ...]) -> Pairs:
 
 
 def continued(setting: str) -> dict[str, tuple[str, str]]:
-    """The planned comparisons in one setting (such as a loss): name -> (arm, reference arm), each runs alike but for the seed."""
+    """The planned comparisons under one difference from the base, such as a loss: name -> (names of runs, of reference runs)."""
     control, fresh, fixed = arm(setting=setting), noisy(0.2, 0, setting=setting), noisy(0.2, 1, setting=setting)
     truncated = noisy(0.2, 1, "token-truncate", setting)
     return {"harm": (fixed, control), "fresh": (fresh, control), "persistence": (fixed, fresh), "remedy": (truncated, fixed)}
@@ -159,7 +159,7 @@ def arms(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def points(runs: pd.DataFrame) -> pd.DataFrame:
-    """Dose (K3) and response (reward) of runs in the study's base setting that have every seed: a row per run and policy."""
+    """K3 (the dose) and reward (the response) of runs with all seeds and the base loss, task, steps: a row per run and policy."""
     own = PLAN.complete(named(runs))
     own = own[own.setting == "base"].rename(columns={"reward": "response"})
     return own.assign(loss="pg", setting="", control=own.arm == CONTROL)
@@ -168,9 +168,9 @@ def points(runs: pd.DataFrame) -> pd.DataFrame:
 def placed(runs: pd.DataFrame) -> pd.DataFrame:
     """The test of hypothesis H3 (real precisions lie on synthetic noise's curves of reward over K3), by policy and precision.
 
-    A row has the precision's mean reward with the 95 % interval (Student's t). Beside it are the curves of fresh noise (redrawn
-    at each sync) and of fixed noise at its K3, with their bands. The last column says whether the interval overlaps the span of
-    the bands. A precision whose mismatch persists is compared with fixed noise only.
+    A row has the precision's mean reward with its 95 % interval (Student's t). Columns `fresh` and `fixed` have the curves'
+    rewards at the precision's K3, with 95 % bands, for noise redrawn at each sync and noise kept. `on the curve` says whether the
+    interval overlaps the range of both bands. A precision whose mismatch persists is compared with fixed noise only.
     """
     table = points(runs)
     curves = {(curve.policy, curve.persistence): curve for curve in dose.curves(table) if curve.correction == "none"}

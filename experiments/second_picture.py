@@ -30,13 +30,13 @@ NAMES = {
     ("sequence-truncate", 1.0): "with sequence truncation",
     ("sequence-mask", 1.0): "with a sequence mask",
 }
-"""(correction, persistence of the noise from 0, fresh, to 1, fixed) of a curve -> its label, in the order of the colours."""
+"""(correction, noise: 0 if redrawn at each sync, 1 if kept) of a curve -> its label, in the order of the colours."""
 BESIDE = {"fp8_tensor": (-48, -16), "fp8_block": (-48, -29), "nvfp4": (-48, -46), "nvfp4_w4a4": (-48, -30)}
-"""Precision -> offset of its label from its marker, in points, below the curves. A thin line joins label and marker."""
+"""Precision -> offset (x, y), in points, from its marker to its label, if it costs reward. A thin line joins the two."""
 ABOVE = (0, 7)
 """Offset (x, y), in points, from a marker to the label above it."""
 LONG = {(0.0, 0.0): "black", (0.2, 0.0): series(0)["color"], (0.2, 1.0): series(1)["color"]}
-"""(relative size, persistence from 0, fresh, to 1, fixed) of the noise in runs of 2,800 steps -> colour of their line."""
+"""(relative size of the noise, 0 if redrawn at each sync or 1 if kept) in runs of 2,800 steps -> colour of their line."""
 SMOOTHED = 5
 """Number of evaluations in a running mean. Five evaluations are 100 steps."""
 FINDING = "A rollout error that persists costs the checkpoint more than one that is redrawn"
@@ -117,7 +117,7 @@ def persistence(curves: pd.DataFrame) -> Figure:
 
 
 def _rewards(curves: pd.DataFrame, noise: float, persistence: float, column: str) -> pd.DataFrame:
-    """Held-out rewards for one size and persistence of noise: a row per step, a column per seed. column: `own` or `sampling`."""
+    """Held-out rewards under one noise: a row per step, a column per seed. column: policy, `own` (trainer's) or `sampling`."""
     return curves[(curves.noise == noise) & (curves.persistence == persistence)].pivot(
         index="step", columns="seed", values=column
     )
@@ -132,7 +132,7 @@ def _seeds(axis: Axes, rewards: pd.DataFrame, colour: str, label: str | None = N
 
 
 def _draw(axis: Axes, own: list[Curve], real: list[Real]) -> None:
-    """Draw reward against K3: means under synthetic noise with fits and bands (`own`), real precisions, and no mismatch."""
+    """Draw reward against K3: means and fitted curves with bands of synthetic noise (`own`), means of precisions, the control."""
     axis.set_xscale("log")
     axis.grid(alpha=0.2)
     for curve in own:

@@ -168,11 +168,11 @@ COSTS = StudyPlan(
     paired="pair",
 )
 """Comparisons of the final reward under each source of mismatch with the exact control's, in ten pairs of runs with equal model,
-task and seed. Holm's adjustment covers the comparisons of a policy."""
+task and seed. Holm's adjustment covers all comparisons of one policy, trainer's or sampler's."""
 
 
 class Question(NamedTuple):
-    """A question, answered yes if `endpoint` is higher under `source` of mismatch than `reference`, or lower if not `above`."""
+    """A question, answered yes if `endpoint` is higher under mismatch `source` than under `reference`; lower if not `above`."""
 
     words: str
     endpoint: str
@@ -193,7 +193,7 @@ QUESTIONS = (
 def answers(runs: pd.DataFrame) -> pd.DataFrame:
     """Table with a row per question that has runs: the difference, its interval, p, adjusted p, and the answer.
 
-    yes or no: the adjusted p is at most 0.05, and the difference's sign decides. not told: otherwise.
+    answer: yes or no, by the sign of the difference, if the adjusted p is at most 0.05; else "not told".
     """
     own, found = runs[runs.policy == "trainer"], []
     for one in QUESTIONS:

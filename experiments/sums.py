@@ -19,13 +19,13 @@ from harness.boundary import command
 from harness.errors import UserError
 
 TRAINED = 10
-"""Number of RL steps, at a run's end, of the mean training reward, and at both ends, of the median ESS and response length."""
+"""Number of last RL steps for the mean training reward. ESS and response length are medians of as many first and last steps."""
 WITHIN = 0.1
 """Maximum difference of held-out reward, in either direction, with which hypotheses H11 and H12 of docs/study.md hold."""
 BF16, FP8 = "bf16 ppo", "fp8_channel ppo"
 ARMS = [arm + correction for arm in (BF16, FP8) for correction in ("", " token-truncate")]
 START = ", at its start"
-"""Suffix of a run kind's name under which its reward before the first step serves as a reference in comparisons."""
+"""Suffix of the name of a kind of run: its reward before the first step then serves as the reference of a comparison."""
 
 
 def within(differences: np.ndarray) -> np.ndarray:

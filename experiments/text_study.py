@@ -75,7 +75,7 @@ def commands(number: int, done: set[tuple[str, int]]) -> list[str]:
 
 
 def arm_of(config: Mapping[str, Any]) -> str:
-    """The precision and correction, one of ARMS, of a recorded run. Raises UserError if the study lacks it."""
+    """The precision and correction of a recorded run, as a key of ARMS. Raises UserError on a combination without a key."""
     precision, level = config["rollout"]["precision"]["name"], config["correction"]["weight"]["level"]
     arm = " ".join(filter(None, (precision.removesuffix("_channel"), level)))
     if arm not in ARMS:
@@ -164,7 +164,7 @@ def predictions(rules: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def scored(chosen: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Add to `predictions` the mean reward of the chosen correction less that of the best under FP8; NaN if it was not run."""
+    """Add to `predictions` the mean reward of the chosen correction less the best one's, under FP8; NaN without runs of it."""
     means = judged(runs).groupby(["policy", "arm"]).reward.mean()
     fp8 = [arm for arm in ARMS if arm.startswith("fp8")]
     short = [
@@ -228,7 +228,7 @@ DIFFERENCES = (0.02, 0.04, 0.06, 0.08, 0.10)
 
 
 def spread(runs: pd.DataFrame) -> float:
-    """Standard deviation of a paired difference of reward, pooled: FP8 less BF16, and in each, token truncation less none."""
+    """Standard deviation of paired differences of reward, pooled over FP8 less BF16 and token truncation less none in either."""
     ends = runs.pivot(index="seed", columns="arm", values="reward")
     bf16, fp8 = sums.BF16, sums.FP8
     pairs = [(fp8, bf16), (f"{fp8} token-truncate", fp8), (f"{bf16} token-truncate", bf16)]

@@ -44,15 +44,15 @@ ARMS = {
     "mask": "sequence_mask",
     "geometric": "geometric_token_mask",
 }
-"""Correction in the study of the verdict -> its preset. Further runs have no mismatch, or the verdict's proposed setting."""
+"""Correction in the study of the verdict -> its preset. A setting that a verdict proposes has a name such as "token 1.03"."""
 POLICIES = {"trainer": "", "sampler": "rollout_"}
-"""Policy served after training (trainer's weights or rollout engine's) -> prefix of `reward` in metrics: eval/rollout_reward."""
+"""Policy deployed after training (trainer's weights or rollout engine's) -> prefix in its metric, as in eval/rollout_reward."""
 EARLY = 20
 """Number of steps at a run's start from whose mismatch a correction may be chosen, and the run's cost and harm predicted."""
 HARMED = 0.25
 """Smallest loss of reward, as a share of the gain of the run without mismatch, that the forecast counts as harm."""
 MARGIN = 0.02
-"""Difference of reward lost against the best correction within which two rules for choosing one count as equivalent."""
+"""Two rules for choosing a correction count as equivalent if the rewards that they lose differ by less than this margin."""
 
 
 # --- lists -------------------------------------------------------------------------------------------------------------------
@@ -113,9 +113,9 @@ def _own_setting(regime: str, arm: str, seed: int) -> str:
 
 
 def arm_of_verdict(verdict: Mapping[str, Any]) -> str:
-    """The correction that an answer of `faultline replay --json` proposes: none without a proposal, or for example "token 1.03".
+    """The correction that an answer of `faultline replay --json` proposes, for example "none", "token" or "token 1.03".
 
-    The bound of the weight is a part of the name unless it is 2, that of the truncations in ARMS.
+    The number is the upper bound of the weight, left out if it is 2, as for the truncations in ARMS.
     """
     proposal = verdict["proposal"]
     if proposal is None:
@@ -178,7 +178,7 @@ def endpoints(results: Results, named: Callable[[Mapping[str, Any]], tuple[str, 
     mismatch), arm (correction), seed, policy, outcome. start: the first held-out reward. end, train: means of the last LAST
     evaluations on held-out and on training prompts. onset: step of a collapse. k3, ess (of the sequence weights), identity
     (|mean ratio − 1|), gradient (norm): medians of the first EARLY steps. tokens: mean tokens of a response in these steps.
-    persistence_k: the first value, over k syncs.
+    persistence_k: the first measured correlation of the log ratios over k syncs.
     """
     medians = {"k3": "rollout_corr/k3_kl", "ess": "mismatch/ess_sequence", "gradient": "actor/grad_norm"}
     rows = []
@@ -205,7 +205,7 @@ RUN = ["bed", "source", "arm", "seed", "policy"]
 
 
 def added(known: pd.DataFrame, more: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
-    """Return `known` with those rows of `more` whose values in `columns` it lacks. Recorded rows stay unchanged."""
+    """Append to `known` the rows of `more` whose values in `columns` are new. Known rows stay unchanged."""
     new = more[~more.set_index(columns).index.isin(known.set_index(columns).index)] if len(known) else more
     return pd.concat([known, new], ignore_index=True).sort_values(columns, ignore_index=True)
 
@@ -216,7 +216,7 @@ def done(runs: pd.DataFrame) -> Runs:
 
 
 QUESTIONS = {"held_out/own": "trainer", "held_out/rollout": "sampler"}
-"""Key of questions.jsonl, which names prompts and policy -> that policy: trainer's or rollout engine's weights."""
+"""Key of questions.jsonl with rewards of held-out prompts -> policy that earned them: trainer's weights or rollout engine's."""
 
 
 def questions(results: Results) -> pd.DataFrame:
@@ -299,7 +299,7 @@ def regrets(runs: pd.DataFrame, about: pd.DataFrame, policy: str, named: Mapping
 
 
 def tuned(runs: pd.DataFrame, about: pd.DataFrame, policy: str) -> tuple[Cutoffs, str]:
-    """Return (cut-offs of GRID, one of ARMS) that lose the least reward against the best correction. Ties go to the first."""
+    """Return the cut-offs of GRID, and the fixed correction of ARMS, that each lose the least reward. Ties go to the first."""
     candidates: dict[str, Rule] = {str(i): cut for i, cut in enumerate(GRID)}
     candidates |= {arm: constant(arm) for arm in ARMS}
     means = regrets(runs, about, policy, candidates).groupby("arm").share.mean().round(12)
@@ -364,10 +364,11 @@ def tau(persistence: Mapping[int, float]) -> float:
 
 
 def costs(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
-    """Table with a row per regime (model and mismatch): its cost in reward without correction, and its early signals of harm.
+    """Table with a row per regime (model and mismatch): its cost in reward without correction, and early measurements.
 
-    Columns: regime, cost (lost share of the gain of runs without mismatch), k3, dose = k3·τ with τ from `tau`, other signals of
-    the first EARLY steps, collapsed (share of seeds), and onset (median).
+    Columns: regime, cost (lost share of the gain of runs without mismatch), collapsed (share of seeds), and onset (median step).
+    Medians of the first EARLY steps: k3, identity (|mean ratio − 1|), gradient (norm), spread (1 − sequence ESS). dose: k3·τ with
+    τ from `tau`.
     """
     gain = gains(runs)
     control = runs[(runs.source == "exact") & (runs.policy == policy)].groupby("bed").end.mean()
@@ -404,7 +405,7 @@ def auc(score: np.ndarray, event: np.ndarray) -> float:
 
 
 def forecast(held_out: pd.DataFrame) -> pd.DataFrame:
-    """A row per signal of the first EARLY steps: the AUC of its forecast of harm, and the lead in steps.
+    """A row per early measurement, such as K3: the AUC with which it forecasts harm. held_out: table of `costs`.
 
     Harm is a cost of at least HARMED, or a collapse in most seeds. lead: median steps from EARLY to the onset of such collapses.
     """

@@ -26,7 +26,7 @@ from harness.room import bounded
 def correct(batch: Batch | None = None, *, correction: Correction | str, **arrays: Unpack[Arrays]) -> Corrected:
     """Return the weights and the mask that a correction gives a batch, as detached tensors [B, T].
 
-    With these, loss = Σ kept·weights·loss_t / Σ counted, where loss_t is the loss of a token. Other reductions use them too.
+    With these, loss = Σ kept·weights·loss_t / Σ counted, where loss_t is the loss of a token. Other reductions use both as well.
 
     correction: a `Correction`, the name of a preset such as "icepop", or a YAML file. If it has normalize=batch, pass all
     responses of an optimizer step in one call. arrays: logp_old, logp_rollout, mask, advantages and segments; see `Arrays`.
@@ -93,7 +93,7 @@ class ReplayResult(NamedTuple):
     """Data frames that `replay` returns: the effect of corrections on a dump, and the dump's mismatch.
 
     corrections: a row per correction, with the metrics that a run logs and effect/*. thresholds: a row per family
-    (corrections that differ only in the bound) and bound. profiles: mean effective weight by token position and response length.
+    (corrections that differ only in the bound) and bound. profiles: mean weight, 0 if rejected, by position and response length.
     mismatch: statistics of the dump, as from `mismatch`. versions: a row per age of the weights that sampled a token, empty
     if the dump has no column of versions. skipped: correction -> the column that it needs and the dump lacks.
     """

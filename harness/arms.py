@@ -1,7 +1,7 @@
 """Names of the arms of a sweep, as reports, tables and figures show them. Torch-free.
 
 A sweep is a grid of runs. Runs that differ only in their seed form an arm. The name of an arm states its rollout precision,
-its loss, its correction, and every other key in which the runs of the sweep differ. No two arms of a sweep share a name.
+loss and correction, and also every other key in which runs of the sweep differ. No two arms of a sweep share a name.
 """
 
 from __future__ import annotations

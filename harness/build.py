@@ -22,7 +22,7 @@ from harness.rollouts.local import LocalEngine
 from harness.tasks import TASKS, Task, stops
 
 BY_TOKEN = {"mask", "values"}
-"""Names of inputs. An advantage estimator that takes any of them maps rewards [B, T] to advantages [B, T], token by token.
+"""Inputs of advantage estimators. An estimator that takes one of them maps rewards [B, T] to advantages [B, T], token by token.
 values: a critic's V, [B, T]."""
 
 PROVIDED = {"lengths", "greedy"} | BY_TOKEN
@@ -114,7 +114,7 @@ def build_engine(config: Config, shape: PretrainedConfig, task: Task) -> functoo
 
 
 def local_engine(plan: Plan, precision: PrecisionConfig, *, noise: float = 0.0, **truncation) -> LocalEngine:
-    """Make an embedded engine for a run's policy and temperature. noise: relative, on weights. truncation: `Sampling` fields."""
+    """Make the embedded engine of a run. noise: size of synthetic noise on the weights. truncation: fields of `Sampling`."""
     sampling = Sampling(temperature=plan.config.rollout.temperature, stop=stops(plan.task), **truncation)
     return LocalEngine(plan.shape, precision, sampling, noise=noise)
 
@@ -138,7 +138,7 @@ def build_detectors(config: Config) -> dict[str, functools.partial]:
 def bind(
     plugin: Callable, key: str, params: dict, *, inputs: Sequence[str] | None = None, provided: Sequence[str] = ()
 ) -> functools.partial:
-    """Bind `params` to keyword-only parameters of `plugin`. Raises UserError if these or the `inputs` of a run do not fit it."""
+    """Bind keyword parameters `params` to `plugin`. Raises UserError unless it takes them and the positional `inputs`."""
     try:
         check(key, plugin, params, inputs=inputs, provided=provided)
     except ValueError as error:
@@ -147,7 +147,7 @@ def bind(
 
 
 def _check_marked(registry: Registry, key: str, name: str, mark: str, what: str) -> None:
-    """Raise UserError if a plug-in lacks the attribute `mark`, which a run reads. what: its meaning, for the message."""
+    """Raise UserError if a plug-in lacks the attribute `mark`, which a run reads. what: the attribute's meaning."""
     if not hasattr(registry[name], mark):
         raise UserError(f"{key}={name}: does not say {what}")
 
@@ -166,7 +166,7 @@ def own_precision(config: Config) -> PrecisionConfig:
 
 
 def samples_as_trainer(config: Config) -> bool:
-    """Whether rollouts sample exactly the trainer's policy: embedded engine, same precision and weights, no noise, no top_p."""
+    """Whether rollouts sample exactly the trainer's policy: local engine, same precision and weights, no noise, top_p, top_k."""
     r, own = config.rollout, own_precision(config)
     same = r.precision.model_copy(update={"name": own.name}) == own and (r.staleness, r.partial_tokens) == (0, None)
     whole = (r.kv_cache, r.top_p, r.top_k) == ("compute", 1.0, 0)

@@ -29,7 +29,7 @@ class RunFacts(NamedTuple):
     baseline: float | None = None
 
     def lag(self, version: Tensor, mask: Tensor) -> Tensor | None:
-        """Least number of versions that each token's weights lag behind the trainer's, [B, T]; None if none of `mask` lags."""
+        """Least number of versions that a token's weights lag behind the trainer's, [B, T]; None if no token in `mask` lags."""
         if not mask.any():
             return None
         lag = version[mask].max() - version + self.behind

@@ -26,7 +26,7 @@ class EventLog(Protocol):
         """Append one event to the record of the run."""
 
     def log_questions(self, step: int, rewards: dict[str, list[float]]) -> None:
-        """Append one evaluation. rewards: "split/policy", such as held_out/own -> mean reward of each prompt, in order."""
+        """Record one evaluation. rewards: "split/policy", such as held_out/own -> mean reward of each prompt, in order."""
 
 
 @contextmanager

@@ -184,7 +184,7 @@ def _states(config: Config, s: Sizes, ranks: int) -> list[Part]:
     ZeRO-1 divides AdamW's moments, 8·Ψ, and the fp32 weights, 4·Ψ, by N. ZeRO-2 also divides the gradients, b·Ψ, and ZeRO-3
     the weights, b·Ψ. An optimizer step makes fp32 gradients, 4·Ψ, and for 16-bit weights a flat copy, b·Ψ. They are divided
     likewise; ZeRO-3 makes them for UPDATED numbers at a time. ZeRO-3 gathers weights for a pass, and keeps LIVE numbers and
-    the largest matrix. While an engine takes the weights, it keeps GATHERED numbers more (constants of `harness.zero`).
+    the largest matrix. While an engine takes the weights, ZeRO-3 keeps GATHERED more numbers (see `harness.zero`).
     """
     stage, psi, b = config.actor.zero_stage, s.numbers, COMPUTE[config.actor.dtype].bytes
     share = psi / ranks if stage else psi
@@ -250,10 +250,10 @@ def _activations(config: Config, s: Sizes, load: Load) -> list[Part]:
 def _head(config: Config, s: Sizes, load: Load, chunk: int) -> list[Part]:
     """Memory of the logits, and of the gradient of the head's weight: V·h numbers for vocabulary V and hidden width h.
 
-    If one chunk holds all logits, log π and π are kept, 8 bytes a number, and their backward pass takes as much again.
-    Otherwise one chunk exists at a time. It takes the product in b bytes (actor.dtype), its fp32 copy and log π: 8 + b bytes a
-    number, or 8 if b is 4. If the loss has an entropy, it takes log π, π and their product: 12 bytes. The gradients of the
-    chunks add up in fp32, 4·V·h, and are then converted to b bytes, b·V·h.
+    If one chunk holds all logits, log π and π are kept, 8 bytes for each logit, and their backward pass takes as much again.
+    Otherwise one chunk exists at a time. It holds each logit in b bytes (actor.dtype) and in fp32, and log π: 8 + b bytes, or 8
+    if b is 4. If the loss has an entropy term, the chunk holds log π, π and their product: 12 bytes for each logit. The
+    gradients of the chunks add up in fp32, 4·V·h, and are then converted to b bytes, b·V·h.
     """
     b, numbers = COMPUTE[config.actor.dtype].bytes, load.answers * s.vocabulary
     copy = b if b < 4 else 0

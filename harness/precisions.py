@@ -27,7 +27,7 @@ class Dtype(NamedTuple):
     bytes: int
     """Size of one number of the dtype, in bytes."""
     tolerance: float
-    """Accepted mean |log μ − log π| of engine and actor after loading weights, in nats: over 20 times normal (docs/vllm.md)."""
+    """Accepted mean |log μ − log π| of engine and actor after a load, in nats: over 20 times what is normal (docs/vllm.md)."""
 
 
 COMPUTE = {"fp32": Dtype("float32", 4, 1e-3), "bf16": Dtype("bfloat16", 2, 0.3), "fp16": Dtype("float16", 2, 0.1)}
@@ -64,7 +64,7 @@ PRECISIONS = {
     "nvfp4_w4a4": Precision("bf16", "nvfp4", "nvfp4_token"),
 }
 """Name -> precision. vLLM quantises to FP8 while it loads. It has no such mode for int8 (`int8_per_channel_weight_only`
-silently leaves dense layers unquantised), so it gets int8 weights as a quantised checkpoint."""
+silently leaves dense layers unquantised), so int8 weights reach vLLM as a quantised checkpoint."""
 
 PROBED = tuple(name for name, precision in PRECISIONS.items() if precision.probed)
 """Names of the precisions that may be used in `evaluation.probe`."""
@@ -72,7 +72,7 @@ UNQUANTISED = ", ".join(name for name, precision in PRECISIONS.items() if precis
 
 
 def vllm_option(weights: str | None, activations: str | None) -> str | None:
-    """Option of rollout/precision with these formats (None: unquantised). UNQUANTISED if both are None; None if not in vLLM."""
+    """Option of rollout/precision with these formats, if vLLM has it; else None. UNQUANTISED if both formats are None."""
     if weights is None and activations is None:
         return UNQUANTISED
     rows = ((name, row) for name, row in PRECISIONS.items() if row.vllm is not None)

@@ -7,7 +7,7 @@ import time
 
 
 class Progress:
-    """Prints the time left of a command in `whole` parts every few seconds, once the first, perhaps slower, part is done."""
+    """Prints the time left of a command of `whole` parts every few seconds. The first part, often slower, is not counted."""
 
     EVERY = 5.0
 

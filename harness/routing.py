@@ -1,4 +1,4 @@
-"""Routing replay: which forward pass chooses the experts for training, and which combinations are useless or meaningless."""
+"""Routing replay: which forward pass chooses the experts for training, and which settings make that useless or impossible."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ experts' weights come from the present softmax over all experts, so the router l
 
 
 def check_routing(config: Config, experts: int, reported: ReportedRoutes) -> None:
-    """Raise UserError if routing replay is useless or impossible. experts: number per layer. reported: what engines record."""
+    """Raise UserError if routing replay is useless or impossible. experts: number per layer. reported: see ReportedRoutes."""
     name, actor = config.routing.replay, config.actor
     replay, key = REPLAYS[name], f"routing.replay={name}"
     if replay.source is None:

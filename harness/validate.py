@@ -92,7 +92,7 @@ def _try_out(objective: Objective) -> None:
 
 
 def _check_scoring(config: Config, objective: Objective) -> None:
-    """Raise UserError if actor.scoring=none although a setting needs π_old, or corrects over more than a micro-batch."""
+    """Raise UserError if actor.scoring=none although a setting needs π_old or a correction needs the whole batch."""
     correction = config.correction
     needs = {
         f"loss={config.loss.name} and proximal={config.proximal} with kl={config.kl.name or 'none'} and "
@@ -138,7 +138,7 @@ def _check_held_out(config: Config, most: int) -> None:
 
 
 def _check_sampling_mask(config: Config, refusal: str | None, vocabulary: int) -> None:
-    """Raise UserError if replayed sampling masks have no effect, or the engine cannot record them; `refusal` says why."""
+    """Raise UserError if replayed sampling masks have no effect, or with `refusal`, the reason why no engine records them."""
     rollout = config.rollout
     if not rollout.replay_sampling_mask:
         return

@@ -14,7 +14,7 @@ from harness.errors import UserError, first_line
 LARGEST_FILE = 2**20
 """Maximum size of a file in bytes, ten times the largest config of a known framework. Parsing takes 10 s per megabyte."""
 LARGEST_CONTENT = 100_000
-"""Maximum number of values in a file, YAML aliases resolved. Nine aliases of nine aliases, nested nine times: 400 million."""
+"""Maximum number of values in a file, YAML aliases resolved. Nine levels of nine aliases make 400 million."""
 
 MERGE = "tag:yaml.org,2002:merge"
 

@@ -1,4 +1,4 @@
-"""Buffer sizes of DeepSpeed's ZeRO, as counts of numbers. `harness.train.model.engine` sets GATHERED; the rest are defaults."""
+"""Buffer sizes of ZeRO, as counts of numbers. `harness.train.model.engine` sets GATHERED; the others are DeepSpeed's defaults."""
 
 GATHERED = 2**28
 """Maximum count of numbers that ZeRO-3 gathers at a time while the actor's weights are read; one matrix may exceed it."""

@@ -30,7 +30,7 @@ class Corrected(NamedTuple):
     counted: Tensor
 
     def rows(self, index: Tensor | slice) -> Corrected:
-        """The weights, kept and counted tokens of the responses that `index` selects: a tensor of row numbers, or a slice."""
+        """The weights, kept and counted tokens of the responses that `index` selects: a tensor of their numbers, or a slice."""
         return Corrected(*(part[index] for part in self))
 
 
@@ -50,7 +50,7 @@ def correct(batch: Batch, spec: Correction, policy: Tensor | None = None) -> Cor
 
 @torch.no_grad()
 def correct_ratio(ratio: Ratio, spec: Correction) -> Corrected:
-    """Apply the correction `spec` to a batch's `Ratio`, which caches levels and statistics for later diagnostics of the ratio."""
+    """Apply the correction `spec` to a batch's `Ratio`, whose cached results serve later diagnostics of the same ratio."""
     weights = token_weights(ratio, spec.weight)
     kept = kept_tokens(ratio, spec) & plugged(ratio, spec)
     if spec.normalize == "batch" and spec.weight.level is not None:  # `Correction` refuses normalize=batch with apply=false
@@ -59,7 +59,7 @@ def correct_ratio(ratio: Ratio, spec: Correction) -> Corrected:
 
 
 def raw_weights(ratio: Ratio, weight: Weight) -> Tensor:
-    """The ratio ρ = π/μ at the level of `weight`, before its bounds, [B, T] or [B, 1]; the scalar 1 when its level is None."""
+    """The unbounded weight: ρ = π/μ per token [B, T] or response [B, 1], as `weight.level` says; the scalar 1 if that is None."""
     return ratio.l.new_ones(()) if weight.level is None else ratio.at_level(weight.level)
 
 
@@ -90,7 +90,7 @@ def mean_weight(weights: Tensor, batch: Batch, level: str) -> Tensor:
 
 
 def kept_tokens(ratio: Ratio, spec: Correction) -> Tensor:
-    """The tokens of a batch that every `Reject` filter of the correction `spec` keeps, [B, T] bool; plug-ins are left out."""
+    """The tokens of a batch that every `Reject` filter of the correction `spec` keeps, [B, T] bool. Plug-ins are not run."""
     kept = ratio.mask
     for name, filter_ in spec.reject.items():
         if isinstance(filter_, Reject):
@@ -136,8 +136,8 @@ def within(values: Tensor, lower: float | None, upper: float | None) -> Tensor:
 def plugged(ratio: Ratio, spec: Correction) -> Tensor:
     """The tokens that every plug-in filter keeps, [B, T] bool. Plug-ins see the whole batch: their bounds may depend on it.
 
-    Each gets the original mask, so their order has no effect. Raises ValueError on a parameter of the wrong type, and on a result
-    that is not [B, T] bool, because a result [B] would broadcast over the tokens if B = T.
+    Each plug-in gets the original mask, so their order has no effect. Raises ValueError on a parameter of the wrong type, and on
+    a result that is not [B, T] bool, because a result [B] would broadcast over the tokens if B = T.
     """
     plugins = {name: filter_ for name, filter_ in spec.reject.items() if isinstance(filter_, Plugin)}
     kept = mask = ratio.mask
@@ -180,7 +180,7 @@ def _per_token(ratio: Ratio, name: str) -> Tensor:
 
 
 def _larger_binary_kl(ratio: Ratio) -> Tensor:
-    """max(KL(π‖μ), KL(μ‖π)) of "the sampled token or another" in nats, [B, T]; 0 off the mask, π and μ in [1e-6, 1 − 1e-6]."""
+    """max(KL(p‖q), KL(q‖p)) in nats, [B, T], for p = (π, 1 − π) and q = (μ, 1 − μ), each at least 1e-6; 0 off the mask."""
     least, most = math.log(LEAST_PROBABILITY), math.log1p(-LEAST_PROBABILITY)
     pi = torch.where(ratio.mask, ratio.batch.logp_rollout + ratio.l, most).double().clamp(least, most)
     mu = torch.where(ratio.mask, ratio.batch.logp_rollout, most).double().clamp(least, most)

@@ -1,7 +1,7 @@
 """Corrections as plain data, without torch, so that a config is checked before anything heavy is imported.
 
 A correction turns the mismatch ratio ρ = π/μ (trainer over rollout engine, per token) into a detached weight on the
-loss and a smaller response mask. A published correction is a setting of `Correction`; `apply.correct` computes it.
+loss and a smaller response mask. A published correction is a `Correction` with certain values; `apply.correct` computes it.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Weight:
     """
 
     level: Level | None = None
-    """The level at which the weight takes the ratio ρ, such as token or sequence. null: no weight."""
+    """Level of the weight's ratio ρ, such as token (each token's) or sequence (product over the response). null: no weight."""
     action: Action = "truncate"
     """Treatment of a ratio out of bounds: truncate caps it at upper, clip moves it to the bound, mask gives weight 0."""
     lower: float | None = None
-    """Lower bound of the ratio ρ, in [0, 1]. null: none. In a config `reciprocal` is 1/upper, which verl means by null."""
+    """Lower bound of the ratio ρ, in [0, 1]. null: none, where verl takes 1/upper. In a config, `reciprocal` is 1/upper."""
     upper: float | None = None
     """Upper bound of the ratio ρ, ≥ 1. null: none."""
     apply: bool = True
@@ -97,7 +97,7 @@ class Reject:
 
     statistic: `ratio` is ρ = π/μ at `level`, as in the k1 filters of other frameworks, with ratios as bounds. The others are per
     token: `k2` = ½(log ρ)² and `k3` = ρ − 1 − log ρ in nats, `prob_diff` = π − μ, `mult_error` = max(ρ, 1/ρ), `binary_kl` = the
-    larger of KL(π‖μ) and KL(μ‖π) of "this token or another", in nats.
+    larger of the two KL divergences between (π, 1 − π) and (μ, 1 − μ), in nats.
     level: statistics other than `ratio` are summed at prefix, sequence and segment, and averaged at geometric and
     segment_geometric. worst_token keeps a response only if all its tokens pass (a veto). suffix keeps a token only if all tokens
     before it pass.
@@ -109,13 +109,13 @@ class Reject:
     """
 
     level: RejectLevel
-    """The level at which the filter takes its statistic, such as token, sequence or worst_token."""
+    """Level of the filter's statistic, such as token, sequence (over the response) or worst_token (its worst token)."""
     statistic: Statistic = "ratio"
     """The quantity that the filter compares with its bounds."""
     lower: float | None = None
-    """Smallest value of the statistic that is kept. null: no bound. In a config `reciprocal` is 1/upper."""
+    """Lower bound of the statistic: a token or response below is rejected. null: none. In a config, `reciprocal` is 1/upper."""
     upper: float | None = None
-    """Largest value of the statistic that is kept. null: no bound."""
+    """Upper bound of the statistic: a token or response above is rejected. null: no bound."""
     when: When = "all"
     """The tokens that the filter acts on: all, or those with a negative advantage."""
 
@@ -149,7 +149,7 @@ class Reject:
 
 @dataclass(frozen=True)
 class Plugin:
-    """A filter of tokens from the registry `corrections`, for a rule that no `Reject` can express."""
+    """A filter of tokens by a plug-in function, for conditions that no `Reject` can express."""
 
     function: str
     """Name of a filter in the registry `corrections`, or a path `package.module:attribute`."""
@@ -161,8 +161,8 @@ class Plugin:
 class Correction:
     """A correction of the mismatch between the trainer's policy (π_old or π_θ) and the sampler's μ: a weight and filters.
 
-    The weight and each `Reject` filter are computed on the original mask, so their order has no effect. A `Plugin` filter is
-    computed on the tokens that earlier ones kept. Raises ValueError on a key without effect.
+    The weight and every filter are computed on the original mask, so the order of the filters has no effect. Raises ValueError
+    on a key without effect.
     """
 
     ratio: RatioNumerator = "old"
@@ -193,7 +193,7 @@ class Correction:
 
     @property
     def levels(self) -> dict[str, str]:
-        """The level of the weight and of each filter that has one (plug-ins have none), by config key such as weight.level."""
+        """Config key, such as weight.level -> level, such as token, of the weight and of each filter that is no plug-in."""
         weight = {"weight.level": self.weight.level} if self.weight.level else {}
         filters = {name: filter_ for name, filter_ in self.reject.items() if isinstance(filter_, Reject)}
         return weight | {f"reject.{name}.level": filter_.level for name, filter_ in filters.items()}

@@ -1,4 +1,4 @@
-"""Tests whether a batch's log μ and log π belong to the same tokens: one column may be shifted, or have its rows permuted."""
+"""Tests whether a batch's log μ and log π belong to the same tokens: one may be shifted by a token, or be another response's."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ FLOOR = -20.0
 FITS = 0.5
 """A response is called shifted if its mean |log μ_t − log π_(t±1)| is below `FITS` times its mean |log μ_t − log π_t|."""
 ELSEWHERE = 0.2
-"""A response is called permuted if its mean |log μ − log π| to another row of log π is below `ELSEWHERE` times that to its own
-row and to most other rows. The factor is small because among many rows one is near by chance."""
+"""A response is called permuted if the mean |log μ − log π| with another response's log π is below `ELSEWHERE` times that with
+its own and with most others'. The factor is small because among many responses one is near by chance."""
 TYPICAL = 0.1
-"""Maximum share of the other rows that a permuted response may fit: a response of near-certain tokens fits many by chance."""
+"""Maximum share of other responses whose log π may be near a permuted one's log μ: near-certain tokens are near many."""
 SMALLEST = 0.05
 """Minimum mean |log μ − log π| in nats of a response that can be called shifted or permuted."""
 LONGEST = 256
-"""Maximum number of leading tokens by which a response is compared with other rows of the batch."""
+"""Maximum number of leading tokens by which a response is compared with other responses of the batch."""
 SHORTEST = 8
-"""Minimum number of tokens of a response that can be called shifted or permuted; shorter ones fit other rows by chance."""
+"""Minimum number of tokens of a response that can be called shifted or permuted; shorter ones resemble others by chance."""
 
 
 def alignment(pairs: LogpPairs) -> dict[str, float]:
@@ -32,11 +32,11 @@ def alignment(pairs: LogpPairs) -> dict[str, float]:
     correlation, correlation_next, correlation_last: Pearson's r of log μ_t with log π_t, log π_(t+1) and log π_(t−1), all raised
     to at least −20 nats.
     shifted: share of responses whose mean |log μ_t − log π_(t±1)| is below half of that at t.
-    permuted: share of responses whose mean |log μ − log π| to another row of equal length is below a fifth of that to their own
-    row, and below a fifth of that to nine tenths of the other rows. Shifted responses are left out.
+    permuted: share of responses whose mean |log μ − log π| with the log π of another response of equal length is small: below a
+    fifth of that with their own, and below a fifth of that with nine tenths of the others. Shifted responses are left out.
     `shifted` and `permuted` only count responses of eight tokens or more whose mean |log μ − log π| is 0.05 nats or more.
-    Limits: a column shifted by one token has r = 1 with the next or previous token; responses with equal numbers cannot be told
-    apart and count as unmoved.
+    Limits: if log π is shifted by one token, r = 1 with the next or previous token; responses with equal log π cannot be told
+    apart and do not count as permuted.
     """
     mask = pairs.mask
     mu, pi = (
@@ -68,7 +68,7 @@ def _distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _elsewhere(mu: Tensor, pi: Tensor, own: Tensor) -> Tensor:
-    """Whether each row of log μ fits another row of log π much better than its own, [B] bool. own: mean |log μ − log π|, [B]."""
+    """Whether each response's log μ is far nearer to another's log π than to its own, [B]. own: mean |log μ − log π|, [B]."""
     out = torch.zeros(len(mu), dtype=torch.bool)
     lengths = mu.isfinite().sum(-1)
     for length in lengths[own >= SMALLEST].unique().tolist():

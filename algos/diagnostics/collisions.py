@@ -10,15 +10,15 @@ from torch import Tensor
 from algos.diagnostics.pairs import LogpPairs, clustered_mean
 
 SAME = 1e-4
-"""Distance in nats within which two log π after equal prefixes count as the same token, when token ids are not given."""
+"""Two tokens after equal prefixes count as equal if their log π differ by at most `SAME` nats; used without token ids."""
 MOST = 8
 """Maximum number of later responses to the same prompt with which each response is compared."""
 FEWEST = 20
-"""Minimum number of compared pairs at a position that is called shared because the tokens of all pairs of responses are equal."""
+"""A position is called shared if at least `FEWEST` pairs of responses are compared there, and all have equal tokens."""
 
 
 def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, float]:
-    """Compare how often two responses i, j to a prompt have the same next token after equal prefixes with what log μ says.
+    """Test whether two responses i, j to a prompt, after equal prefixes, have the same next token as often as log μ says.
 
         E[1{x_j = x_i} − μ(x_i) | equal prefixes, x_i] = 0
 
@@ -26,14 +26,14 @@ def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, floa
     log μ and log π alike: log-probabilities from before the temperature or a penalty, tokens drafted by another policy. Only
     prefixes decide if a position counts, so the sum of the differences over positions is a martingale.
     found, expected: share f of agreements, and mean e of μ(x_i), over n pairs of compared tokens. z: the smaller in absolute
-    value of two normal deviates, that of f − e clustered over prompts and that of the null hypothesis itself,
+    value of two normal deviates of f − e, one with an error clustered over prompts, and one from the null hypothesis alone,
 
         z = ±√(2n·KL(f‖e)),   KL(f‖e) = f·log(f/e) + (1 − f)·log((1 − f)/(1 − e))
 
     whose tail exp(−z²/2) bounds the chance of so few or so many agreements (W. Hoeffding, J. Am. Stat. Assoc. 58 (1963) 13). A
     clustered error alone is too small if agreements are rare: with none it is only the spread of e. Where z < 0 the tokens
     vary more than μ says. shared: number of leading positions at which every pair agrees. shared_odds: the share of pairs that
-    should agree at all of them. Prompt tokens that the mask counts as response agree in every pair, however improbable.
+    should do so by log μ. Prompt tokens that the mask counts as response agree in every pair, however improbable.
     tokens: [B, T] ids; without them, tokens with log π within 1e-4 nats count as equal. NaN if no prompt has two responses.
     """
     nothing = {name: math.nan for name in ("found", "expected", "z")} | {"shared": 0.0, "shared_odds": 1.0}

@@ -75,9 +75,9 @@ def finish_applied(rows: Rows) -> dict[str, Tensor]:
     """Statistics of a correction's final weights w over the n tokens of the batch, and of the tokens and responses that it keeps.
 
     weight_mean; weight_ess = (Σw)²/(n·Σw²), the effective sample size; weight_zero: share of tokens with w = 0. kept_tokens,
-    kept_sequences: share of tokens kept, of responses with a kept token. rs_masked_fraction, rs_seq_masked_fraction (verl's):
-    share of tokens rejected, of responses with a rejected token. used_length, dropped_length: mean length of the responses with
-    a token kept at w > 0, and of the others; NaN without one.
+    kept_sequences: shares of kept tokens, and of responses with a kept token. rs_masked_fraction, rs_seq_masked_fraction
+    (verl's): shares of rejected tokens, and of responses with a rejected token. used_length, dropped_length: mean length of the
+    responses with a token kept at w > 0, and of all others; NaN if there are none.
     """
     n, tokens = rows["n"], rows["n"].sum().clamp(min=1)
     used = rows["used"] > 0
@@ -99,11 +99,11 @@ def finish_applied(rows: Rows) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def finish_weights(rows: Rows, spec: Correction) -> dict[str, Tensor]:
-    """Statistics of a correction's bounded weight, named as verl's rollout_is_*, and of its unbounded one, correction/raw_*.
+    """Statistics of a correction's bounded weight, named rollout_is_* as in verl, and of the unbounded one, as correction/raw_*.
 
     With E over tokens and w̄_i the mean weight of response i: mean = E[w], std, eff_sample_size = E[w]²/E[w²], max, min.
     ratio_fraction_high/low: share of tokens whose raw weight is beyond the bounds (lower = 1/upper where there is none).
-    seq_{mean,std,max,min,max_deviation}: of w̄_i, with std over n − 1 and the deviation from 1.
+    seq_{mean,std,max,min,max_deviation}: statistics of w̄_i, with std over n − 1, and max |w̄_i − 1|.
     seq_fraction_high/low: share of responses whose raw w̄_i is beyond the bounds.
     oob_ratio, with action=mask only: share of tokens whose weight became 0.
     batch_norm_factor, with normalize=batch and no segment level: the mean by which the weights are divided.
@@ -134,7 +134,7 @@ def finish_filters(rows: Rows, spec: Correction) -> dict[str, Tensor]:
     A filter of statistic=ratio is summarised by ρ, and verl's k1 by −log ρ.
     mean, std, max, min: over tokens. fraction_high/low: share of tokens beyond the bounds, whether or not `when` exempts them.
     seq_{mean,std,max,min,max_deviation,fraction_high,fraction_low}: the same over the mean of the statistic in each response.
-    masked_fraction: share of tokens that the filter rejects, whatever others do; seq_masked_fraction: of responses with one.
+    masked_fraction, seq_masked_fraction: shares of tokens that this filter rejects, and of responses with such a token.
     """
     filters = _rejects(spec)
     spreads = _finish(rows, {f"reject.{name}": (*_bounds(filter_), _centre(filter_)) for name, filter_ in filters.items()})
@@ -207,7 +207,7 @@ def _spread(values: Tensor, off: Tensor, ratio: Ratio, bounds: tuple[float, floa
 
 
 def _finish(rows: Rows, spreads: dict[str, tuple[float, float, float]]) -> dict[str, dict[str, Tensor]]:
-    """Statistics of K quantities: quantity -> statistic -> fp64 scalar. spreads: (lower, upper, value if π = μ) of each."""
+    """Quantity -> statistic -> fp64 scalar, from sums per response. spreads: quantity -> (lower, upper bound, value if π = μ)."""
     if not spreads:
         return {}
     stacked = {key: torch.stack([rows[f"{name}/{key}"] for name in spreads]) for key in (*SUMS, "n", "min", "max")}

@@ -36,7 +36,7 @@ def drift(pairs: LogpPairs) -> dict[str, float]:
 
 
 def _product(a: Tensor, b: Tensor, cluster: Tensor) -> Mean:
-    """Pearson's r of two tensors as the mean product of their standardised values, with its error; NaN if one does not vary."""
+    """Pearson's r of `a` and `b`, a mean product of standardised values, with its error by `cluster`; NaN if one is constant."""
     a, b = a - a.mean(), b - b.mean()
     size = (a.square().mean() * b.square().mean()).sqrt()
     return clustered_mean(a * b / size, cluster) if size > 0 else Mean(math.nan, math.nan, 0)

@@ -18,8 +18,8 @@ def duplicates(pairs: LogpPairs) -> dict[str, float]:
     where n_i counts the responses to the prompt of i, since each of the others repeats response i with probability Π_t μ(x_t).
     Prompts with first response tokens of the same log μ and log π, to the last bit, are taken to be one prompt.
     repeated: share of responses that repeat an earlier one. found, expected: numbers of pairs. z: normal deviate of
-    found − expected, clustered over prompts; NaN with fewer than four. Limits: a policy without entropy repeats itself, but
-    `found` is then near `expected`. Without prompt numbers all responses count as answers to one prompt.
+    found − expected, clustered over prompts; NaN with fewer than four prompts. Limits: a policy without entropy repeats itself,
+    but `found` is then near `expected`. Without prompt numbers all responses count as answers to one prompt.
     """
     mask, prompt = pairs.mask, pairs.batch.prompt
     present = mask.any(-1)
@@ -43,9 +43,9 @@ def duplicates(pairs: LogpPairs) -> dict[str, float]:
 
 
 def _joined(prompt: Tensor, opening: Tensor) -> Tensor:
-    """Number the classes of responses, [n], that an equal prompt or an equal pair (log μ, log π) of the first token links.
+    """Number the prompts of n responses, [n]: an equal number in `prompt` or in `opening` means the same prompt.
 
-    opening: number of the first token's pair, [n]. The smallest label of a class spreads until no label changes.
+    opening [n]: number of the pair (log μ, log π) of the first token. The smallest label spreads until no label changes.
     """
     label = prompt.unique(return_inverse=True)[1]
     while True:

@@ -1,9 +1,9 @@
-"""Tests whether the logged numbers are the sampler's: E_μ[π/μ] = 1 for any two policies, if μ is what sampled.
+"""Tests whether the logged log μ is the sampler's: E_μ[π/μ] = 1 for any two policies π and μ, if the tokens come from μ.
 
 E_μ[ρ | prefix] = Σ_x μ(x)·π(x)/μ(x) = 1        where μ(x) > 0 wherever π(x) > 0
 
 Here ρ = π/μ of the sampled token. The identity holds for every prefix, so also by token position, turn and version of the
-weights, whatever the precision, the staleness and the size of the mismatch. Source: the law of change of measure. It fails where
+weights. Precision, staleness and the size of the mismatch do not matter. Source: the law of change of measure. It fails where
 another policy sampled the tokens, and where log π or log μ is not what it is said to be. It also fails where the sampler left out
 tokens: the mean is then the mass it kept, see `support`.
 Limits: the lack of large, rare ratios in a batch lowers the mean and its error, more so the larger K3 = E[ρ − 1 − log ρ] is.
@@ -27,13 +27,13 @@ BIN_EDGES = (-8.0, -4.0, -2.0, -1.0, -0.5, -0.1)
 def identity(pairs: LogpPairs) -> dict[str, float]:
     """The mean of ρ = π/μ over all tokens, which is 1 if μ sampled, and related statistics; l = log ρ.
 
-    Errors and deviates z are clustered over prompts. mean, error, z: of E[ρ] against 1. k1, k1_z: E[−l], which estimates
-    KL(μ‖π) ≥ 0: negative beyond its error when π and μ are swapped or μ did not sample. below = E[(1−ρ)+] ≤ 1 and
-    above = E[(ρ−1)+] are equal if E[ρ] = 1; `below` is bounded, so a gap with a small `above` is a missing tail. swapped,
-    swapped_z: E[1/ρ] against 1, the identity if π and μ are exchanged. exponent: the result of the function `exponent`.
-    drawn_z: of E[ρ] against 1 with the error of independent tokens, Σ(ρ−1)/√Σ(ρ−1)². It is right if μ sampled, because ρ − 1 are
-    then martingale differences; under another sampler it is larger than z. likelihood: Σ l over all tokens, the log likelihood of
-    the batch under π less that under μ. If μ sampled, E[exp Σ l] = 1, so a sum of c or more has a probability of at most e⁻ᶜ.
+    mean, error, z: E[ρ], its error, and its normal deviate from 1; errors are clustered over prompts. k1, k1_z: E[−l], which
+    estimates KL(μ‖π) ≥ 0, and its deviate from 0: negative beyond error when π and μ are swapped or μ did not sample. below =
+    E[(1−ρ)+] ≤ 1 and above = E[(ρ−1)+] are equal if E[ρ] = 1; `below` is bounded, so a gap with a small `above` is a missing
+    tail. swapped, swapped_z: E[1/ρ], which is 1 if π and μ are exchanged, and its deviate from 1. exponent: see `exponent`.
+    drawn_z: Σ(ρ−1)/√Σ(ρ−1)², the deviate of E[ρ] from 1 with the error of independent tokens. It is right if μ sampled, because
+    ρ − 1 are then martingale differences; under another sampler it is larger than z. likelihood: Σ l over all tokens, the log
+    likelihood of the batch under π less that under μ. If μ sampled, E[exp Σ l] = 1, so P(Σ l ≥ c) ≤ e⁻ᶜ.
     """
     ratio, reverse, k1 = pairs.mean(pairs.rho), pairs.mean((-pairs.l).exp()), pairs.mean(-pairs.l)
     off = torch.expm1(pairs.l)
@@ -58,7 +58,7 @@ def exponent(l: Tensor) -> float:
     """The exponent a > 0 with E[e^(a·l)] = 1, l = log π − log μ, by bisection over [1/8, 8]; NaN where there is none.
 
     E[e^(a·l)] is convex in a and 1 at a = 0, so there is at most one other root: a = 1 if μ sampled. If log π and log μ are both
-    in base 2 or 10, they have l/ln 2 or l/ln 10 in place of l, and so a = 0.693 or 2.303.
+    in base 2 or 10, their difference is l/ln 2 or l/ln 10, and so a = 0.693 or 2.303.
     """
 
     def excess(a: float) -> float:

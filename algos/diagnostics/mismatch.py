@@ -1,6 +1,6 @@
 """Statistics of the distance between the rollout engine's and the trainer's probabilities, before any correction.
 
-No log ratio is clamped to ±20, so that a heavy tail shows. No step waits for the device. Empty responses are left out.
+No log ratio is clamped to ±20, so that a heavy tail shows. No function waits for the GPU. Empty responses are left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from algos.ratios import LOG_RATIO_BOUND, Ratio
 
 
 def mismatch(batch: Batch, policy: Tensor | None = None) -> dict[str, Tensor]:
-    """Mismatch of rollout engine and trainer over a whole batch, such as K3 and ESS: fp64 scalars by name."""
+    """Mismatch statistics of a whole batch, such as K3 and ESS: fp64 scalars by name. policy: log π; None takes `logp_old`."""
     return finish_mismatch(mismatch_rows(batch, policy))
 
 
@@ -40,7 +40,7 @@ def ratio_rows(ratio: Ratio) -> Rows:
 
 
 def ratio_sums(ratio: Ratio) -> Rows:
-    """Sums of ρ = π/μ, of ρ − 1 and of their squares over each response's tokens, [B]; log ρ is bounded for finite sums."""
+    """Sums of ρ = π/μ, of ρ − 1 and of their squares over each response's tokens, [B], finite because |log ρ| is bounded."""
     rho = torch.where(ratio.excess < -0.5, ratio.l.exp(), 1 + ratio.excess)  # each where it does not round
     rho = torch.where(ratio.mask, rho, 0.0)
     return {f"ratio/{key}": value for key, value in sums(rho, ratio.excess).items()}

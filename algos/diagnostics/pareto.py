@@ -45,5 +45,5 @@ def pareto_k(log_weights: Tensor) -> Tensor:
 
 
 def _shape(theta: Tensor, tail: Tensor, size: Tensor) -> Tensor:
-    """Zhang and Stephens' shape k(θ) = mean log(1 − θ·x) over the `size` excesses x in `tail`; further zeros add nothing."""
+    """Zhang and Stephens' shape k(θ) = mean log(1 − θ·x) over the `size` excesses x in `tail`, which may be padded by zeros."""
     return torch.log1p(-theta[:, None] * tail[None]).sum(-1) / size.clamp(min=1)

@@ -1,4 +1,4 @@
-"""Locates where in responses trainer and sampler differ, by their logits, in which likely tokens count as much as others."""
+"""Locates where in responses the logits of trainer and sampler differ; log-probabilities hardly differ at likely tokens."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def places(pairs: LogpPairs) -> dict[str, float]:
     Rounding gives logits the same error everywhere, so d² is flat. A prompt that only trainer or sampler has read moves the first
     tokens most, and later ones less as the response itself becomes the context: head/rest > 1. A fault of the KV cache leaves the
     first tokens as they were and begins at some later position: after/before > 1.
-    size: mean d². head, rest: of the first four tokens, of all later ones; head_z: normal deviate of head − rest, clustered.
+    size: mean d². head, rest: mean d² of the first four tokens and of all later ones; head_z: normal deviate of head − rest.
     onset: the position s that maximises |mean d² from s on − mean d² before s| over its error, for s = 1, 2, 4, 8, …; before,
     after, onset_z: these means, and the deviate of their difference. last, others: mean |l|, l = log π − log μ, of the last
-    tokens of responses and of all other tokens; last_z: of their difference. last_l: mean l of the last tokens.
+    tokens of responses and of all other tokens; last_z: normal deviate of last − others. last_l: mean l of the last tokens.
     """
     square, doubtful = moved(pairs)
     whole = pairs.mean(square, doubtful)
@@ -62,10 +62,10 @@ def _difference(a: Mean, b: Mean) -> float:
 
 
 def _onset(pairs: LogpPairs, square: Tensor, doubtful: Tensor) -> tuple[float, float, float, float]:
-    """(mean before, mean after, position, z) of the position with the largest |z|; NaN if none has tokens on both sides.
+    """(mean before, mean after, position, z) of the position with the largest |z|; NaN if no position has tokens on both sides.
 
-    square: (logit π − logit μ)² of each token, whose mean over the `doubtful` ones is compared before and from a position on. z:
-    normal deviate of the difference of the two means.
+    The means are those of `square` [n], (logit π − logit μ)², over the tokens in `doubtful` [n] bool, before the position and
+    from it on. z: normal deviate of the difference of the two means.
     """
     best = (math.nan, math.nan, math.nan, math.nan)
     place, longest = 1, int(pairs.place.max()) if len(pairs) else 0

@@ -20,7 +20,7 @@ def positions(batch: Batch, policy: Tensor | None = None) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def position_rows(batch: Batch, policy: Tensor | None = None) -> Rows:
-    """Tokens, Σ l and Σ k3 of each response per bin of positions, [B, BINS] fp64; l = log π − log μ and k3 = e^l − 1 − l."""
+    """Token count, Σ l and Σ k3 of each response per bin of positions, [B, BINS] fp64; l = log π − log μ and k3 = e^l − 1 − l."""
     mask, l = batch.mask, Ratio(batch, policy).l.double()
     bins = torch.where(mask, bin_of(mask.cumsum(-1)), 0)
     values = {"tokens": mask.double(), "l": l, "k3": torch.expm1(l) - l}
@@ -70,6 +70,6 @@ def by_length(rows: Rows) -> dict[str, Tensor]:
 
 
 def bin_of(number: Tensor) -> Tensor:
-    """The bin ⌈log₂ number⌉ of each number ≥ 1, at most BINS − 1; by a table of powers of 2, near which a float log₂ errs."""
+    """The bin ⌈log₂ number⌉ of each number ≥ 1, at most BINS − 1; from a table, as a float log₂ is inexact near powers of 2."""
     powers = 2 ** torch.arange(BINS - 1, device=number.device)
     return torch.bucketize(number, powers)

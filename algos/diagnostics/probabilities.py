@@ -22,7 +22,7 @@ SUMMED = ("p", "q", "pp", "qq", "pq", "diff", "diff_sq", "mult_error", "reverse"
 
 
 def probabilities(batch: Batch, policy: Tensor | None = None) -> dict[str, Tensor]:
-    """Differences of trainer's π and sampler's μ over all tokens of a batch, such as E[max(π/μ, μ/π)]: fp64 scalars by name."""
+    """Differences of trainer's π and sampler's μ in a batch: fp64 scalars by name. policy: log π; None takes `logp_old`."""
     return finish_probabilities(probability_rows(batch, policy))
 
 
@@ -60,10 +60,10 @@ def finish_probabilities(rows: Rows) -> dict[str, Tensor]:
     """Differences of trainer's π and sampler's μ at sampled tokens: fp64 scalars, from the whole batch's `probability_rows`.
 
     E is over tokens, ρ = π/μ, l = log ρ.
-    mult_prob_error = E[max(ρ, 1/ρ)]; seq_mult_prob_error_mean, max and min: over responses, of the mean within each response.
+    mult_prob_error = E[max(ρ, 1/ρ)]; seq_mult_prob_error_{mean,max,min}: over responses, of their mean max(ρ, 1/ρ).
     k3_reverse = E[1/ρ − 1 + l] ≥ 0: with tokens from π it would estimate KL(π‖μ).
     js_divergence = E[log cosh(l/2)]: NeMo-RL's ½k3(π/m) + ½k3(μ/m) with m = (π + μ)/2 and k3(x) = x − 1 − log x.
-    share_above_r: share of tokens with max(ρ, 1/ρ) > r. prob_diff_mean, std, max: of |π − μ|.
+    share_above_r: share of tokens with max(ρ, 1/ρ) > r. prob_diff_{mean,std,max}: of |π − μ| over tokens.
     prob_pearson: the correlation of π and μ over tokens, 0 where one of them does not vary (`ROUNDING`).
     """
     tokens = rows["n"].sum().clamp(min=1)

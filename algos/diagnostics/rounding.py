@@ -15,17 +15,17 @@ K3 = {
     "fp8_cache": 0.048,
     "nvfp4": 0.27,
 }
-"""Precision of the sampler -> the largest K3 of SmolLM2-135M under it against an fp32 trainer, in nats per token. Source: the
-batches logged in experiments/study/smollm2, by the local engine and vLLM. mxfp8 and the block formats take the value of the other
-8-bit formats, and fp32 that of another order of summation. fp8_cache is BF16 with keys and values in e4m3. Rounding causes less
-K3 in larger models."""
+"""Precision of the sampler -> the largest K3 of SmolLM2-135M between that sampler and an fp32 trainer, in nats per token. Source:
+the batches logged in experiments/study/smollm2, by the local engine and vLLM. mxfp8 and the block formats take the value of the
+other 8-bit formats. Two orders of summation gave the value of fp32. fp8_cache is BF16 with keys and values in e4m3. Rounding
+causes less K3 in larger models."""
 
 EXCESS = 4.0
 """Largest K3 attributed to rounding, as a multiple of the K3 that was measured for the sampler's precision."""
 
 EXCESS_OF_BASELINE = 3.0
 """Largest K3 attributed to rounding, as a multiple of the K3 of a batch that the same model logged without a fault. In 25 steps
-of training, K3 rose to at most 2.1 times that of the first step, at known precisions of dense models."""
+of training, K3 rose to at most 2.1 times that of the first step, in dense models of known precision."""
 
 COARSEST = 1.0
 """Largest K3 attributed to rounding when the sampler's precision is not known: about 4 times that of 4-bit weights."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 MARGIN_QUANTILE = 0.1
-"""Reported quantile of the router's margins (the lead of its last chosen expert), low because choices flip at small margins."""
+"""Reported quantile of the margins, p_k − p_(k+1) of the router's k-th and next expert; low, as choices flip at small margins."""
 
 
 def flipped(ids: Tensor, other: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ def slope(pairs: LogpPairs) -> dict[str, float]:
 
     temperature, temperature_error: b of logit π = a + b·logit μ by least squares over tokens with both |logit| ≤ 9, and its
     error, clustered over prompts. T_μ and T_π being the temperatures of sampler and trainer, b = T_μ/T_π exactly for a vocabulary
-    of two tokens, where log-softmax(z/T) has logit z/T; for more tokens nearly so. Rounding moves all logits alike and leaves b
-    near 1: below it by about (variance of the rounding)/(variance of logit μ).
+    of two tokens, where log-softmax(z/T) has logit z/T; for more tokens nearly so. Rounding moves all logits alike. It
+    lowers b below 1 by about (variance of the rounding)/(variance of logit μ).
     temperature_explained: the share of the variance of logit π − logit μ that this line explains.
     temperature_drop: relative difference of the mean surprise, E[−log π]/E[−log μ] − 1, an estimate of KL(μ‖π)/H(μ).
     base: b of log π = b·log μ by least squares. base_left: the share of E[(log π − log μ)²] that this line leaves, 1 for b = 1.

@@ -1,4 +1,4 @@
-"""Finds numbers in log μ and log π that are no log-probabilities: fill values, floors, missing numbers, unsampled tokens."""
+"""Finds numbers in log μ and log π that belong to no sampled token: fill values, floors, missing numbers, constant runs."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def values(pairs: LogpPairs) -> dict[str, float]:
     """Fill values in log μ or log π, missing numbers, and constant runs at the ends of responses.
 
     rollout_fill, rollout_fill_share, rollout_fill_gap, rollout_fill_last: value and fields of the `Fill` of log μ; trainer_fill
-    and so on: of log π. NaN, 0, 0, 0 without one.
+    and so on: those of log π. NaN, 0, 0, 0 if there is no fill value.
     missing: share of response tokens whose log μ or log π is infinite or NaN. impossible: share with log μ < −100 nats.
     head, tail: share of tokens in a run of two or more equal pairs (log μ, log π) at the start or the end of a response. Such
-    runs are prompt tokens or padding that the mask calls response. inside: share of the other tokens with that pair.
+    runs are prompt tokens or padding that the mask calls response. inside: share of tokens outside runs that have a run's pair.
     """
     rollout, trainer = fill(pairs.mu, pairs.pi, pairs.left), fill(pairs.pi, pairs.mu, pairs.left)
     head, tail, inside = constant_ends(pairs)
@@ -68,9 +68,9 @@ def values(pairs: LogpPairs) -> dict[str, float]:
 def fill(column: Tensor, other: Tensor, left: Tensor) -> Fill:
     """The most frequent value of `column` [n], log μ or log π, that is no log-probability; NaN with shares of 0 if none.
 
-    A value counts if it is a whole number or below −15 nats. The numbers in `other` [n], log π or log μ, must be mostly distinct
-    at its tokens and far from it. Equal contexts repeat a number in both, and a certain token has 0 in both. left [n]: number
-    of the response's tokens after each token.
+    A value counts if it is a whole number or below −15 nats. At its tokens, `other` [n], log π or log μ, must be far from the
+    value and mostly distinct: equal contexts repeat a number in both, and a certain token has 0 in both. left [n]: number of the
+    response's tokens after each token.
     """
     unique, counts = column[(column % 1 == 0) | (column < FLOOR)].unique(return_counts=True)
     for i in counts.argsort(descending=True)[:COMMONEST].tolist():

@@ -1,4 +1,4 @@
-"""A fault of logged log-probabilities: how a batch's statistics reveal it, a sentence of evidence, and where its cause may be."""
+"""A fault of logged log-probabilities: how a batch's statistics reveal it, a sentence that says so, and where its cause is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUESTIONS: dict[Question, str] = {
 }
 
 SURE = 4.0
-"""Number of normal deviates that shows a fault: its probability by chance is 6e-5. 265 batches without a fault had up to 3.9."""
+"""Minimum |normal deviate| that shows a fault. Its probability by chance is 6e-5. 265 batches without a fault had up to 3.9."""
 SIZE = 0.004
 """Minimum |E[ρ] − 1|, ρ = π/μ, for a broken identity E[ρ] = 1: with few prompts a smaller deviation occurs without a fault."""
 LEANING = 2.5
@@ -63,8 +63,8 @@ def broken(s: Statistics) -> float | None:
 def sampled(s: Statistics) -> bool:
     """Whether π and μ look like two policies of which μ sampled: E[π/μ] is near 1, and K1 = E[log μ − log π] clearly above 0.
 
-    Both hold for a trainer that does not see the prompt, which otherwise looks like permuted rows or a wrong end token. Permuted
-    rows have a K1 near 0, and a wrong end token moves E[π/μ] by more than `LEANING` normal deviates.
+    Both hold for a trainer that does not see the prompt, which otherwise looks like permuted responses or a wrong end token.
+    Permuted responses have a K1 near 0, and a wrong end token moves E[π/μ] by more than `LEANING` normal deviates.
     """
     return max(abs(s["identity/z"]), abs(s["identity/drawn_z"])) < LEANING and s["identity/k1_z"] > SURE
 
@@ -85,4 +85,4 @@ SKYRL = "NovaSky-AI/SkyRL a9564572e"
 TRL = "huggingface/trl f2cd57710"
 PRIME = "PrimeIntellect-ai/prime-rl 559b44772"
 VLLM = "vllm 0.32"
-"""The constants from VERL to VLLM are the versions of frameworks in which the names of the config keys were read."""
+"""Version of vLLM whose config keys `Fault.check` names; VERL, SKYRL, TRL and PRIME are the versions of other frameworks."""

@@ -4,8 +4,8 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, SKYRL, VERL, VLLM, Fault, beyond, ratio
 
 TIMES = 4.0
-"""Minimum quotient of the mean (logit π − logit μ)² after and before the position of its largest change, for the fault. Without a
-fault, dense models had at most 3.8, and a mixture of experts 10, but with a normal deviate of only 3.7."""
+"""Minimum quotient of the mean (logit π − logit μ)² after and before the position of its largest change that shows the fault.
+Without a fault, dense models had at most 3.8. A mixture of experts had 10, but a normal deviate of only 3.7."""
 SURE = 5.0
 PLACE = 4
 """Minimum number of a response's tokens before the fault begins, because the first tokens may be easy to predict."""

@@ -51,7 +51,7 @@ def diagnose(
     tokens: Tensor | None = None,
     entropy: Tensor | None = None,
 ) -> Diagnosis:
-    """The diagnosis of a batch's log-probabilities: the first fault that fits, faults of the sampler's numbers before others.
+    """Diagnose a batch's log-probabilities by the first fault that their statistics show; wrong logging is tried first.
 
     usual: the sampler's precision, a key of `rounding.K3`, or the K3 of a batch that the same model logged without a fault.
     Without it K3 may be as large as in the coarsest format. lag [B, T]: number of versions by which each token's weights are
@@ -90,7 +90,7 @@ def judge(found: Statistics) -> Diagnosis:
 
 
 def _unexplained(found: Statistics) -> tuple[str, str] | None:
-    """The sign of a fault, with evidence in words: ("a", …) if E[π/μ] ≠ 1, ("b", …) if K3 exceeds rounding, None if neither."""
+    """Sign of an unnamed fault, (key of `QUESTIONS`, sentence): a if E[π/μ] ≠ 1, b if K3 exceeds rounding; None if neither."""
     if broken(found):
         cause = f"{QUESTIONS['a']}, or responses were filtered out of the batch"
         return "a", f"{UNKNOWN}: the mean ratio is {found['identity/mean']:.4f} (z {found['identity/z']:.1f}) and not 1; {cause}"

@@ -4,9 +4,9 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import SURE, Fault, beyond
 
 TIMES, FEWEST = 1.35, 10.0
-"""TIMES the expected number of pairs of equal responses, plus FEWEST, shows the fault. Without it, at most 1.1 times occurred."""
+"""More pairs of equal responses than TIMES·expected + FEWEST show the fault. Sound batches had up to 1.1·expected."""
 MANY = 3.0
-"""Multiple of the expected number of pairs of equal responses that, plus FEWEST, shows the fault even if no error is known."""
+"""More pairs of equal responses than MANY·expected + FEWEST show the fault even without a standard error."""
 SHARE = 0.03
 """Minimum share of responses that repeat an earlier one, for the fault to be reported."""
 

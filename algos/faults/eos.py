@@ -4,7 +4,7 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import SKYRL, SURE, TRL, VERL, Fault, beyond, ratio, sampled
 
 TIMES = 3.0
-"""Minimum quotient of the mean |log π − log μ| of responses' last tokens and of others, for the fault; at most 2.2 without it."""
+"""Minimum quotient of the mean |log π − log μ| of last tokens and of others that shows the fault; sound batches had up to 2.2."""
 NATS = 0.4
 """Minimum mean |log π − log μ| of the last tokens of responses, in nats, for the fault to be reported. Without the fault it was
 at most 0.29 where the sampler computed with eight bits or more."""

@@ -4,11 +4,11 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import SKYRL, VERL, VLLM, Fault, beyond, excess, ratio
 
 FLAT = 3.0
-"""Maximum for the fault of the quotient of the mean (logit π − logit μ)² of the first four and later tokens, and its inverse."""
+"""For the fault, the mean (logit π − logit μ)² of the first four tokens and of later ones differ at most by this factor."""
 KURTOSIS = 20.0
-"""Maximum kurtosis of logit π − logit μ for the fault; above it a few tokens carry the mismatch."""
+"""Maximum kurtosis of logit π − logit μ for the fault to be reported; above it a few tokens carry the mismatch."""
 BROKEN, FAR = 4.0, 0.05
-"""Normal deviates of E[π/μ] from 1, and its distance from 1, at which μ did not sample the tokens: then no layer is accused."""
+"""E[π/μ] at least BROKEN normal deviates, and at least FAR, from 1: μ did not sample the tokens, and `layer` is not reported."""
 
 
 def _signature(s: Statistics) -> float | None:

@@ -9,12 +9,12 @@ BASES = {"2": math.log(2), "10": math.log(10)}
 NEAR = 0.06
 """Maximum relative distance of the slope of log π on log μ from that of base 2 or 10, for the fault to be reported."""
 LEFT = 0.15
-"""Maximum share of E[(log π − log μ)²] that the line log π = b·log μ may leave for the fault to be reported. 0.63 was the minimum
-without a fault, 0.21 that with another temperature."""
+"""Maximum share of E[(log π − log μ)²] that the line log π = b·log μ may leave for the fault to be reported. The minimum was 0.63
+without a fault, and 0.21 with another temperature."""
 
 
 def _guess(s: Statistics) -> tuple[str, str, float]:
-    """The column and base that would best give the measured slope of log π on log μ: (column, base, relative distance)."""
+    """The column and base that best explain the slope of log π on log μ: (column, base, relative distance of the slopes)."""
     slopes = [(column, base, slope) for base, log in BASES.items() for column, slope in (("rollout", log), ("trainer", 1 / log))]
     return min(((column, base, abs(s["slope/base"] / slope - 1)) for column, base, slope in slopes), key=lambda part: part[2])
 

@@ -4,12 +4,12 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import SKYRL, TRL, VERL, Fault, beyond
 
 SHARE = 0.005
-"""Minimum share of tokens in runs of one pair (log μ, log π) at an end of responses, for the fault; sound batches had 0."""
+"""Minimum share of tokens in runs of one pair (log μ, log π) at an end of responses that shows the fault; sound batches had 0."""
 INSIDE = 0.05
-"""Minimum share of tokens outside constant runs with their pair (log μ, log π) at which the runs are no sign of the fault."""
+"""If this share of the tokens outside constant runs, or more, have a run's pair (log μ, log π), runs are no sign of the fault."""
 
 ODDS = 0.1
-"""Leading tokens that all samples of a prompt share are prompt tokens if two samples agree on them with a lower probability."""
+"""Leading tokens that all samples of a prompt share are prompt tokens if two samples would agree on them less often than this."""
 
 
 def _signature(s: Statistics) -> float | None:

@@ -1,14 +1,14 @@
-"""Fault `permuted`: rows of log μ or log π belong to other responses of the batch."""
+"""Fault `permuted`: log μ or log π of some responses are those of other responses of the batch."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import Fault, beyond, ratio, sampled
 
 SHARE = 0.06
-"""Minimum share of responses with log μ near another row's log π, for the fault. Without it, 0.039 was the most, in a task with
-few distinct values."""
+"""Minimum share of responses with log μ near another response's log π that shows the fault. Sound batches had at most 0.039, in a
+task with few distinct values."""
 LOST = 0.75
-"""Minimum of (1 − r)/s for the fault: r correlates log μ and log π, s is the share of permuted responses. Permuted rows are
-uncorrelated, so their share lowers r by as much. Old weights that made some rows fit other rows had 0.69."""
+"""Minimum of (1 − r)/s for the fault to be reported: r correlates log μ and log π, s is the share of permuted responses. These
+are uncorrelated, so they lower r by s. Old weights that made some responses look permuted gave 0.69."""
 
 
 def _signature(s: Statistics) -> float | None:

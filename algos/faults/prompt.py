@@ -4,13 +4,13 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, SKYRL, SURE, TRL, VERL, VLLM, Fault, beyond, excess, ratio
 
 TIMES, TIMES_IN_EXCESS = 12.0, 1.3
-"""Minimum quotient of the mean (logit π − logit μ)² of the first four tokens and of later ones, for the fault. Without it, 6.9
-with a normal deviate of 5.1 was the most: eight bits or fewer may change first tokens more than the likelier ones that follow.
+"""Minimum quotient of the mean (logit π − logit μ)² of the first four tokens and of later ones that shows the fault. Sound
+batches had up to 6.9, with a normal deviate of 5.1: eight bits or fewer may change first tokens more than likelier later ones.
 TIMES_IN_EXCESS replaces TIMES where the mismatch K3 exceeds rounding."""
 SURE_IN_EXCESS = 1.5
 WRONG = 1.0
-"""Mean (logit π − logit μ)² of all tokens after the fourth from which on TIMES_IN_EXCESS no longer replaces TIMES. The effect of
-a wrong prompt fades as the response becomes the context, so later tokens that move as much were computed wrongly themselves."""
+"""TIMES_IN_EXCESS replaces TIMES only if the mean (logit π − logit μ)² of all tokens after the fourth is below this. The effect
+of a wrong prompt fades as the response becomes the context, so later tokens that move as much were computed wrongly."""
 
 
 def _signature(s: Statistics) -> float | None:

@@ -5,9 +5,9 @@ from algos.faults.base import SKYRL, SURE, TRL, VERL, VLLM, VLLM_MODE, Fault, be
 from algos.faults.truncated_sampling import ONE_SIDED
 
 DRAWN = 4.5
-"""Minimum |z| for the fault; z is the normal deviate of how often samples of a prompt agree, given the logged probabilities."""
+"""Minimum |z| that shows the fault; z compares how often samples of a prompt agree with the logged probabilities."""
 NATS = 0.01
-"""Minimum |E[π/μ·(−log π − H(π))]| in nats per token, for the fault, with H the entropy: entropies in BF16 are off by as much."""
+"""Minimum |E[π/μ·(−log π − H(π))]| in nats per token that shows the fault, H being π's entropy: in BF16 it is off by as much."""
 
 
 def _surprised(s: Statistics) -> float | None:

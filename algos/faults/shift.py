@@ -4,7 +4,7 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, Fault, beyond
 
 SHARE = 0.05
-"""Minimum share of responses whose log μ and log π fit one token apart, for the fault; without a fault it was always 0."""
+"""Minimum share of responses whose log μ is nearer to log π one token away that shows the fault; sound batches had 0."""
 
 
 def _signature(s: Statistics) -> float | None:

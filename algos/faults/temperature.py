@@ -4,8 +4,8 @@ from algos.diagnostics.evidence import Statistics
 from algos.faults.base import OFF, PRIME, SKYRL, TRL, VERL, VLLM_MODE, Fault, beyond
 
 EXPLAINED = 0.3
-"""Minimum share of the variance of logit π − logit μ that the regression of logit π on logit μ explains, for the fault. 0.09 was
-the maximum without a fault, 0.43 that with old weights."""
+"""Minimum share of the variance of logit π − logit μ that the regression of logit π on logit μ explains, for the fault. The
+maximum was 0.09 without a fault, and 0.43 with old weights."""
 
 
 def _signature(s: Statistics) -> float | None:

@@ -1,7 +1,7 @@
 """Losses that restrain the few tokens whose log-probability and advantage covary most, because learning from them costs entropy.
 
 Covariances and their ranking concern all tokens of the mini-batch. So tokens are selected once per mini-batch, at the anchor
-π_prox, which is known before the first gradient step. Each micro-batch gets its rows of the selection. The papers select at π_θ
+π_prox, which is known before the first gradient step. Each micro-batch gets its part of the selection. The papers select at π_θ
 inside the loss, which makes the update depend on the micro-batch size. At π_θ = π_prox both ways agree. No random generator is
 used, so that all ranks select alike, also after a restart.
 """
@@ -24,7 +24,7 @@ Coefficient = Annotated[float, Interval(ge=0, le=1e6), "a coefficient ≥ 0, up 
 
 
 def covariance(logp: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """(log π_t − mean log π)·(A_t − mean A) per token, [B, T] fp64, 0 off the mask; means over `mask`. arXiv 2505.22617 s. 4."""
+    """Each token's (log π − mean log π)·(A − mean A), with means over `mask`, [B, T] fp64; 0 off it. Source: arXiv 2505.22617."""
     tokens = mask.sum().clamp(min=1)
     logp, advantages = torch.where(mask, logp.double(), 0.0), torch.where(mask, advantages.double(), 0.0)
     return torch.where(mask, (logp - logp.sum() / tokens) * (advantages - advantages.sum() / tokens), 0.0)

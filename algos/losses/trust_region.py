@@ -33,7 +33,7 @@ def dppo(
     δ = `delta_low`, `delta_high`: probabilities in [0, 1] for tv, nats for kl. `upper` is an absolute ratio, None for no cap:
     a capped token keeps a gradient, of weight `upper`, unlike a clipped one. The paper anchors on the sampler's μ
     (proximal=rollout). Source: arXiv 2602.04879, binary TV and binary KL, section 5.4 for the cap.
-    Gradient: −A·min(r, upper)·M·∇log π_θ; M carries none. Limits: at r = 1 the gradient of `ppo`; δ → ∞ without a cap
+    Gradient: −A·min(r, upper)·M·∇log π_θ; M has no gradient. Limits: at r = 1 the gradient of `ppo`; δ → ∞ without a cap
     the gradient of −A·r. Raises ValueError on an unknown divergence, a negative δ (for tv also above 1) or upper < 1.
     """
     for key, delta in {"delta_low": delta_low, "delta_high": delta_high}.items():

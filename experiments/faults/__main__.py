@@ -26,7 +26,7 @@ FIELDS = (
     *Key._fields, "responses", "tokens", "kind", "named", "question", "strength", "k3", "z", "surprise_z", "baseline",
     "bare_kind", "bare_named", "bare_question",
 )  # fmt: skip
-"""Columns of the record of diagnosed dumps. bare_*: a dump's diagnosis without the trainer's entropies and a baseline K3."""
+"""Columns of the record of diagnosed dumps. bare_*: the diagnosis without the trainer's entropies and without a baseline K3."""
 
 
 def main(arguments: argparse.Namespace) -> None:

@@ -41,7 +41,7 @@ def edited(batch: Batch, fault: str, size: float, seed: int) -> Batch:
 
 
 def _chosen(batch: Batch, share: float, draws: torch.Generator) -> Tensor:
-    """Mask [B] of the rows of a batch that marks a random share of them, at least one."""
+    """Choose a random share of the rows of a batch, at least one row. Returns a mask [B]."""
     order = torch.randperm(len(batch.mask), generator=draws)
     chosen = torch.zeros(len(batch.mask), dtype=torch.bool)
     chosen[order[: max(1, round(share * len(order)))]] = True
@@ -126,7 +126,7 @@ def _mapped(batch: Batch, longer: Callable[[Tensor | None, float | bool], Tensor
 def _at_end(column: str) -> Callable[[Batch, float, torch.Generator], Batch]:
     """Return an edit that sets the last log-probability of a share of the responses to 0. column: the edited field of Batch.
 
-    The result looks as if the sampler or the trainer, whose column it is, did not score the end of the sequence.
+    Then logp_rollout looks as if the sampler had not scored the end of the sequence, or logp_old as if the trainer had not.
     """
 
     def edit(batch: Batch, size: float, draws: torch.Generator) -> Batch:

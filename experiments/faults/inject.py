@@ -116,7 +116,10 @@ def runs(folder: Path, wanted: Wanted) -> Iterator[Made]:
 
 
 def _stale(folder: Path, arm: str, seed: int, wanted: Wanted, source: str, overrides: tuple[str, ...] = ()) -> Iterator[Made]:
-    """Generate the last dump of each run in `STALE`, whose sampler uses old weights. overrides: further ones of the runs."""
+    """Generate the last dump of each run in `STALE`, whose sampler uses old weights.
+
+    arm: kind of run, in `clean.ARMS`. source: that of the dump's key. overrides: further config overrides of the runs.
+    """
     for k, lag in STALE.items():
         if wanted(key := Key(source, "stale", k, arm, seed)):
             config = clean.config(folder, arm, seed, *lag, *overrides, f"run.sweep={seed}-{source}-old-{k}")
@@ -125,7 +128,10 @@ def _stale(folder: Path, arm: str, seed: int, wanted: Wanted, source: str, overr
 
 
 def _clean(folder: Path, arm: str, seed: int, wanted: Wanted, source: str, overrides: tuple[str, ...] = ()) -> Iterator[Made]:
-    """Generate the dumps of one run without a fault, one per dumped training step. overrides: further ones of the run."""
+    """Generate the dumps of one run without a fault, one per dumped training step.
+
+    arm: kind of run, in `clean.ARMS`. source: that of the dump's key. overrides: further config overrides of the run.
+    """
     keys = [Key(source, "clean", step, arm, seed) for step in clean.STEPS]
     if not any(map(wanted, keys)):
         return
@@ -140,7 +146,7 @@ def _clean(folder: Path, arm: str, seed: int, wanted: Wanted, source: str, overr
 def _in_vllm(
     source: str, config: Config, shape: plan.Shape, seed: int, cases: list[tuple[str, float]], wanted: Wanted
 ) -> Iterator[Made]:
-    """Generate dumps of a policy that vLLM samples, one for each wanted case (fault, size)."""
+    """Generate dumps of the config's policy, sampled by vLLM: one per case (fault, size) whose key `wanted` accepts."""
     bed = None
     for fault, size in cases:
         if wanted(key := Key(source, fault, size, "bf16", seed)):

@@ -9,21 +9,23 @@ from __future__ import annotations
 from typing import NamedTuple
 
 HELD_OUT = {"head": "b", "adapter": "b", "min_p": "a"}
-"""Fault for which the diagnosis has no plug-in and no tuned threshold -> its question, a or b in docs/diagnosis.md.
+"""Fault for which the diagnosis has no plug-in and no tuned threshold -> the question of docs/diagnosis.md that it concerns.
+
+a: are the logged numbers the sampler's? b: do sampler and trainer compute the same policy?
 
 head: the sampler kept an older output head after a sync, as an engine does that packed a copy of tied weights. adapter: the
-sampler did not merge an update of low rank. min_p: the sampler omits improbable tokens, and logs probabilities from before that.
+sampler did not merge an update of low rank. min_p: the sampler omits improbable tokens, but logs probabilities as if it did not.
 The diagnosis of a held-out fault is right if it is "unknown", or names a fault of the same question."""
 FORMER = {"rope": "b", "bias": "a", "window": "b", "replica": "b"}
-"""Fault that an earlier plan left out and that has no plug-in -> its question in docs/diagnosis.md, judged as in `HELD_OUT`.
+"""Fault that an earlier plan left out and that has no plug-in -> its question (a or b), judged as in `HELD_OUT`.
 
-rope: the trainer's rotary base differs, by the factors between the models in use: 10,000, 500,000 and 1,000,000. bias: the
-sampler adds a bias to some logits, and logs the probabilities before it. window: the trainer's attention has a sliding window
-that the model does not have. replica: one of the sampler's engines missed its syncs. The first plan also left out penalty and
-draft. The diagnosis is expected to call these two `sampler`."""
+rope: the trainer's rotary base is too large, by up to the factor between models in use, 10,000 to 1,000,000. bias: the sampler
+adds a bias to some logits, and logs the probabilities without it. window: the trainer's attention has a sliding window that the
+model does not have. replica: one of the sampler's engines missed its syncs. The first plan also left out the faults penalty and
+draft, which the diagnosis is expected to call `sampler`."""
 
 SPENT = (*range(0, 1300),)
-"""Seeds on which rules and thresholds of the diagnosis were built and tried, also in the first record. No evidence uses them."""
+"""Seeds on which rules and thresholds of the diagnosis were built and tried, or of an earlier plan. No planned dump has one."""
 
 
 class Shape(NamedTuple):
@@ -34,7 +36,7 @@ class Shape(NamedTuple):
 
 
 CHAIN = {1301: Shape(512, 10), 1302: Shape(256, 10), 1303: Shape(128, 40)}
-"""Seed -> size of its dumps of the chain task's small policy: in each precision of `SAMPLERS`, every fault at every size."""
+"""Seed -> size of its dumps of the chain task's small policy: one per precision in `SAMPLERS`, fault and size of the fault."""
 SAMPLERS = ("bf16", "fp8_tensor")
 DRAWS = 4
 """Number of planned dumps without a fault for each seed of `CHAIN` and each precision."""
@@ -52,10 +54,10 @@ EDIT_SEED = 1306
 SMOLLM2 = {1305: Shape(128, 12)}
 """Seed -> size of its dumps of SmolLM2, sampled by the local engine in BF16, with each fault at the middle of its sizes."""
 VLLM = {1307: Shape(128, 12)}
-"""Seed -> size of its dumps of SmolLM2 by vLLM in BF16 with the faults that can be set in it, and of chain-task runs by vLLM."""
+"""Seed -> size of its dumps of SmolLM2 by vLLM in BF16, with the faults in `vllm.SIZES`. RL runs by vLLM have this seed too."""
 VLLM_CHAIN = {1308: Shape(512, 10)}
-"""Seed -> size of its dumps of the chain task's small policy by vLLM in BF16: each fault that can be set in it, but `prefix`, at
-every size. A small policy serves here because a dump of SmolLM2 in vLLM costs 40 seconds of a core."""
+"""Seed -> size of its dumps of the chain task's small policy, sampled by vLLM in BF16: faults in `vllm.SIZES` except `prefix`, at
+every size. The policy is small because a dump of SmolLM2 in vLLM costs 40 seconds of a core."""
 
 AIM_NAMED = 0.95
 """Aim: minimum share of the dumps of faults with a plug-in, each at the middle of its sizes, that the diagnosis names right."""

@@ -1,7 +1,7 @@
 """`python -m experiments.faults.power`: how many responses the diagnosis needs, from planned dumps cut into smaller ones.
 
 The dumps are those of one seed of the chain task, at the middle sizes, cut into disjoint parts of whole prompts. Bookkeeping
-faults are edited into each part separately. Recorded dumps are not made again, and those of an earlier plan's seed are not shown.
+faults are edited into each part separately. Dumps in the record are not made again. The table leaves out seeds of earlier plans.
 """
 
 from __future__ import annotations

@@ -62,9 +62,9 @@ prefix: relative noise on the older weights that computed the prompt cache.
 swapped: relative noise on the sampler's weights, which sets the mismatch.
 prompt_in_mask: number of prompt tokens that count as response.
 rope: factor of the trainer's rotary base.
-penalty: nats subtracted from the logit of a token that was drawn before.
-draft: share of tokens drawn by another policy.
-bias: nats added to the logits of a tenth of the tokens in use.
+penalty: nats subtracted from the logit of a token that the response already has.
+draft: share of tokens that are sampled at temperature `HOT`.
+bias: nats added to the logits of a tenth of the distinct tokens in responses without a fault.
 window: share of prompt and response that the trainer's attention reaches back.
 replica: share of the prompts that an engine with older weights answers.
 head: relative noise on the older output head that the sampler keeps.
@@ -139,7 +139,10 @@ class Bed:
     def engine(
         self, precision: str, kind: type[LocalEngine] = LocalEngine, weights: Any = None, rope: float = 1, **sampling: Any
     ) -> Any:
-        """Build a local engine with the policy's weights, or with `weights`. rope: factor of the model's rotary base."""
+        """Build a local engine of class `kind` with the policy's weights, or with `weights`.
+
+        rope: factor of the model's rotary base. sampling: settings such as temperature.
+        """
         shape = copy.deepcopy(self.net.config)
         shape.rope_parameters["rope_theta"] *= rope
         engine = kind(shape, formats(precision), Sampling(stop=self.stop, **sampling))
@@ -156,13 +159,13 @@ class Bed:
         return rollout._replace(logp=self.engine(precision).score(self.prompts, rollout.tokens))
 
     def old_prefix(self, precision: str, older: dict[str, Tensor]) -> Rollout:
-        """Responses sampled by the policy's weights, after a prompt cache that the weights `older` computed."""
+        """Responses sampled by the policy's weights, reusing a KV cache of the prompts that the weights `older` computed."""
         engine = self.engine(precision, OldPrefix)
         engine.older = self.engine(precision, weights=older)
         return engine.generate(self.prompts, self.uniforms)
 
     def penalised(self, precision: str, penalty: float) -> Rollout:
-        """Responses in which a drawn token loses `penalty` nats of logit from then on; the log-probabilities lack the penalty."""
+        """Responses in which a token, once sampled, loses `penalty` nats of logit. The log-probabilities ignore the penalty."""
         seen: Tensor | None = None
 
         def odds(t: int, rows: Tensor, logp: Tensor) -> Tensor:
@@ -177,7 +180,7 @@ class Bed:
         return self.drawn(precision, odds, drew)
 
     def cut(self, precision: str, share: float) -> Rollout:
-        """Responses without tokens below `share` times the largest probability; the log-probabilities are from before the cut."""
+        """Responses sampled without tokens below `share` times the largest probability. The log-probabilities ignore this."""
 
         def odds(t: int, rows: Tensor, logp: Tensor) -> Tensor:
             return logp.masked_fill(logp < logp.amax(-1, keepdim=True) + math.log(share), -math.inf)
@@ -191,7 +194,7 @@ class Bed:
         return engine
 
     def biased(self, precision: str, bias: Tensor) -> Rollout:
-        """Responses drawn with `bias` [V] added to the logits; the log-probabilities lack the bias."""
+        """Responses sampled with `bias` [V] added to the logits. The log-probabilities ignore the bias."""
         return self.drawn(precision, lambda t, rows, logp: logp + bias)
 
     def drawn(
@@ -200,9 +203,10 @@ class Bed:
         odds: Callable[[int, Tensor, Tensor], Tensor],
         drew: Callable[[Tensor, Tensor], None] | None = None,
     ) -> Rollout:
-        """Responses drawn from the logits odds(position, rows, log-probabilities), with the engine's own log-probabilities.
+        """Responses sampled from changed logits, with the log-probabilities that the engine gives without the change.
 
-        drew: called with the rows and tokens of each draw.
+        odds: (position, indices n of the responses, the engine's log-probabilities [n, V]) -> changed logits [n, V].
+        drew: called with the indices of the responses and their sampled tokens, after each sampling.
         """
         engine = self.engine(precision)
 
@@ -222,12 +226,12 @@ class Bed:
         return Batch(drawn.logp_rollout, mask, drawn.logp_old, prompt=self.group)
 
     def case(self, fault: str, size: float, precision: str) -> LoggedTokens:
-        """Return tokens sampled with a fault of size `size`; if "clean", without a fault, and `size` numbers the samples."""
+        """Return tokens sampled with a fault of size `size`. "clean" is no fault; `size` is then the number of the sample."""
         self.uniforms = self.draw(f"{fault} {size:g} {precision}")
         return CASES[fault](self, size, precision)
 
     def honest(self, precision: str) -> Rollout:
-        """Return the responses of the sampler without a fault. All faults of the trainer share them."""
+        """Return responses sampled without a fault, the same at each call. Every fault of the trainer is tested on these."""
         if precision not in self.rollouts:
             self.rollouts[precision] = self.sampler(precision).generate(self.prompts, self.draw("honest"))
         return self.rollouts[precision]
@@ -243,9 +247,9 @@ class Bed:
         return self.scored(engine.generate(self.prompts, self.uniforms))
 
     def scored(self, rollout: Rollout, old: LocalEngine | None = None, prompts: Tensor | None = None) -> LoggedTokens:
-        """Return sampled responses with the log-probabilities and entropies that an engine gives them.
+        """Return sampled responses with the log-probabilities and entropies that a scoring engine gives them.
 
-        old: the scoring engine; None for the trainer. prompts: those on which it scores; None for the sampler's.
+        old: the scoring engine, by default the trainer. prompts: the scoring engine's prompts, by default the sampler's.
         """
         old, prompts = old or self.trainer, self.prompts if prompts is None else prompts
         return LoggedTokens(rollout.tokens, rollout.logp, *score(old, prompts, rollout.tokens))
@@ -363,7 +367,7 @@ def _penalty(bed: Bed, size: float, precision: str) -> LoggedTokens:
 
 
 def _draft(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """The fault `draft`: a share `size` of the tokens is drawn at temperature HOT, but logged with the sampler's own numbers."""
+    """The fault `draft`: a share `size` of the tokens is sampled at temperature HOT, but logged as if at temperature 1."""
     foreign = torch.rand(bed.uniforms.shape, generator=generator(bed.seed, "fault draft")) < size
 
     def odds(t: int, rows: Tensor, logp: Tensor) -> Tensor:
@@ -373,7 +377,7 @@ def _draft(bed: Bed, size: float, precision: str) -> LoggedTokens:
 
 
 def _bias(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    """The fault `bias`: a tenth of the tokens in use gain `size` nats of logit in sampling, but not in the logged values."""
+    """The fault `bias`: a tenth of the tokens in faultless responses gain `size` nats of logit, ignored by the logged values."""
     used = bed.honest(precision).tokens
     used = used[used != PAD].unique()
     favoured = used[torch.randperm(len(used), generator=generator(bed.seed, "fault bias"))[: math.ceil(len(used) / 10)]]

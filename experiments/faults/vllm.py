@@ -57,7 +57,7 @@ class VllmBed(Bed):
         parameters: dict[str, Any] | None = None,
         **sampling: Any,
     ) -> FaultyVllm:
-        """Return the vLLM engine of a kind, started at its first use, with the policy's weights or with `weights`."""
+        """Return the engine of class `kind`, started at its first use, with `weights` or the policy's. parameters: vLLM's own."""
         self.engines = getattr(self, "engines", {})
         if kind not in self.engines:
             context = self.prompts.shape[1] + self.length + 1  # vLLM samples one token more to score
@@ -74,7 +74,7 @@ class VllmBed(Bed):
         return self.vllm(precision, RawVllm, temperature=temperature).generate(self.prompts, self.uniforms)
 
     def old_prefix(self, precision: str, older: dict[str, Tensor]) -> Rollout:
-        """Responses after a sync without a reset of the prefix cache, which has the prompts computed by the weights `older`."""
+        """Responses sampled by the policy's weights, reusing vLLM's cache of the prompts that the weights `older` computed."""
         engine = self.vllm(precision, weights=older)
         engine.generate(self.prompts, self.uniforms)
         reset = engine.llm.reset_prefix_cache

@@ -70,7 +70,7 @@ def _row(scored: Scored) -> dict[str, str]:
 
 
 def _training_forward(control: Scored, policy: Policy) -> dict[str, str]:
-    """Return a table row that compares the actor's training forward pass with exact scoring, on tokens sampled in fp32."""
+    """Return a table row on the mismatch of the actor's training forward pass with the fp32 engine that sampled `control`."""
     actor = DeepSpeedActor(policy.net, policy.run.actor)
     tokens, width = control.rollout.tokens, policy.prompts.shape[1] + control.rollout.tokens.shape[1]
     logp = torch.zeros_like(control.logp)

@@ -31,7 +31,7 @@ QUANTIZERS = {
 
 
 def check_casts() -> Table:
-    """Compare casts of all bf16 and a million fp32 numbers: the device's with the CPU's, the engine's with the device's own."""
+    """Count the numbers that the local engine's cast rounds differently on CPU and device, or unlike the device's own cast."""
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
     values = torch.cat([bits[bits.isfinite()], _spread(2**20)])
     rows = []
@@ -50,7 +50,7 @@ def check_casts() -> Table:
 
 
 def check_products(sizes: tuple[tuple[int, int, int], ...] = SIZES) -> Table:
-    """Compare FP8 matrix products of equal codes and scales with fp64: those of `torch._scaled_mm` and the engine's emulation."""
+    """Measure the errors of FP8 matrix products against fp64: by `torch._scaled_mm`, and by the local engine's emulation."""
     rows = []
     for tokens, inputs, outputs in sizes:
         x = torch.randn(tokens, inputs, generator=generator(0, "products")).to(device())

@@ -70,7 +70,7 @@ class Scored(NamedTuple):
 
     @property
     def statistics(self) -> dict[str, float]:
-        """Mismatch diagnostics of the responses: name of a run's metric without its section -> value."""
+        """Mismatch diagnostics of the responses: name of a run's metric, the part after the slash -> value."""
         return {name.split("/")[1]: float(value) for name, value in mismatch(self.batch).items()}
 
 
@@ -98,7 +98,7 @@ class Policy:
         return engine
 
     def scored(self, kind: str, arm: str) -> Scored:
-        """Sample with an engine (local or vllm) in a precision, and score with the trainer. Raises UserError if it cannot run."""
+        """Sample with an engine (local or vllm) as ARMS[arm] says, score with the trainer. Raises UserError if unsupported."""
         engine = self.engine(kind, *ARMS[arm])
         if device().type == "cuda":  # kernels are chosen and loaded at their first call
             engine.generate(self.prompts, self.uniforms)

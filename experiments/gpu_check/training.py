@@ -1,4 +1,4 @@
-"""A check of a few RL steps: seconds by phase, least seconds at the device's best rates, tokens per second, peak memory."""
+"""A check of a few RL steps: seconds by phase, least seconds that the device allows, tokens per second, peak memory."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _forget_peak() -> None:
 
 
 def _peak() -> int:
-    """Peak memory in bytes: on a GPU since `_forget_peak`, on a CPU since the process began."""
+    """Peak memory in bytes: on a GPU since the last call of `_forget_peak`, on a CPU since the process began."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

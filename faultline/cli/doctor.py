@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parity: bool) -> None:
-    """Print the library versions, the device and the rollout formats of this machine. parity: compare the engines too."""
+    """Print library versions, device and rollout formats of this machine. parity: also compare the engines' log-probabilities."""
     print("importing torch and asking the engines ...", file=sys.stderr, flush=True)
     from faultline.tools.doctor import doctor
 

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(file: Path, launch: list[str] | None) -> None:
-    """Print the experiment file that the config `file` becomes. launch: folder and overrides; writes it, prints its command."""
+    """Print the experiment file that `file` becomes. launch: folder and overrides; write the file, print its command."""
     from faultline.tools import import_config
 
     if launch is None:

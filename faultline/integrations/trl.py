@@ -112,7 +112,7 @@ def columns(out: Mapping[str, Any], logp_old: Tensor, entropy: Tensor, step: int
 
 @contextmanager
 def _keeping_entropy(trainer: GRPOTrainer) -> Iterator[list[Tensor]]:
-    """Let the first pass of the trainer's model in the block compute the entropy too, and append it [B, T] to the yielded list.
+    """Context manager in which the first pass of the trainer's model also computes the entropy [B, T], put into the yielded list.
 
     TRL's output layer computes the entropy with every log-probability of this model, and drops it if it is not asked for.
     """

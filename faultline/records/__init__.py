@@ -33,11 +33,11 @@ def quick() -> dict[str, list[str]]:
 
 
 def verdict() -> dict[str, Any]:
-    """The frozen rules that choose a correction, with scores, for policies "trainer" and "sampler"; empty before they are frozen.
+    """Rules that choose a correction, with their scores, by deployed policy ("trainer", "sampler"); empty before rules are fixed.
 
-    policy -> v2: cut-offs of the tuned rule. best: the best single correction. chosen: "v2" or "best constant", None before the
-    held-out setups (regimes) are scored. regimes: number of these. scores: rule -> mean, worst, in; see
-    `experiments.leaderboard.scored`.
+    For each policy: v2, cut-offs of the tuned rule; best, the best fixed correction; chosen, the better of both, "v2" or "best
+    constant", None before held-out setups (regimes) are scored; regimes, their number; scores, rule -> mean and worst reward lost
+    and the worst regime, `in`. See `experiments.leaderboard.scored`.
     """
     file = files(__name__) / VERDICT
     return json.loads(file.read_text()) if file.is_file() else {}

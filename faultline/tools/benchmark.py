@@ -27,7 +27,7 @@ SWEEP = ("run.sweep=benchmark", "tracking=disabled")
 LAUNCHER = ("hydra/launcher=", "hydra.launcher.", "+hydra.launcher.")
 """Beginnings of command-line words that choose a Hydra launcher and set its keys."""
 SHOWN = 10
-"""Number of recorded entries in a printed table, the best ones. It also shows the user's entry, no correction and no mismatch."""
+"""Number of best recorded losses or corrections in a printed table, besides the user's own, no correction and no mismatch."""
 
 
 def benchmark_command(
@@ -43,7 +43,7 @@ def benchmark_command(
 ) -> None:
     """Train an entry (a loss, advantage or correction) in setups with a rollout mismatch (regimes), and print its scores.
 
-    Runs without a correction and without mismatch are added where no record has them. Ended runs are skipped.
+    Runs without a correction, and others without mismatch, are added if not on record. Runs that ended earlier are skipped.
     words: overrides of the entry, see `experiments.benchmark.overrides`, keys of a launcher, and keys of OPERATION for all runs.
     name: label of the entry, by default its words. file: a set of regimes in place of the quick set; full: all regimes of
     docs/decision.md. rules: score the frozen rules that choose a correction, and take no entry. deploy: the policy to judge,
@@ -97,7 +97,7 @@ def _regimes(file: Path | None, full: bool) -> Regimes:
 
 
 def recorded(rows: pd.DataFrame, runs: Sequence[Planned]) -> pd.DataFrame:
-    """The recorded `rows` of each training setup (regime) and seed whose uncorrected run has the same config in `runs`.
+    """Recorded `rows` of each regime (training setup) and seed whose run without correction has the same config in `runs`.
 
     A regime from a user's file may have a recorded name but a different config. Then none of its rows is returned.
     """
@@ -127,7 +127,7 @@ def _train(runs: Sequence[Planned], words: Sequence[str]) -> None:
 
 
 def table(found: pd.DataFrame, label: str, every_row: bool) -> pd.DataFrame:
-    """Format the scores `found`, best first: the user's entry `label`, no correction, no mismatch, best recorded entries."""
+    """Table of scores, best first: the loss or correction `label`, no correction, no mismatch, best (every_row: all) records."""
     others = found[~found.entry.isin([label, NONE, CONTROL])].index[: None if every_row else SHOWN]
     kept = found[found.entry.isin([label, NONE, CONTROL]) | found.index.isin(others)]
     rows = [

@@ -10,7 +10,7 @@ from harness.memory import MOMENTS, memory, shape_of, sizes_of
 
 
 def show_memory(overrides: Sequence[str], ranks: int) -> None:
-    """Print the memory that a run on `ranks` GPUs takes in each phase, and its disk space. Raises UserError if it is unknown."""
+    """Print the memory that a run on `ranks` GPUs takes in each phase, and its disk space. UserError if it cannot be computed."""
     config = parse(compose(*overrides))
     computed, sizes = memory(config, ranks), sizes_of(shape_of(config))
     rows = [(part.name, part.equation, [part.at.get(moment, 0) for moment in MOMENTS]) for part in computed.gpu]

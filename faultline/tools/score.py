@@ -59,7 +59,7 @@ def score(model: str, source: Path, out: Path, *, sampler: str, scorer: str, sam
 
     source: a text file with a prompt a line, to which `sampler` makes `samples` responses of at most `tokens` tokens each; or a
     dump with columns `prompt` and `tokens`, whose responses and log μ are kept. sampler, scorer: ENGINE:FORMAT.
-    Raises UserError on an engine or a format that is unknown or cannot be used here, and on a source that cannot be read.
+    Raises UserError on an engine or a format that is unknown or unusable on this machine, and on a source that cannot be read.
     """
     by, against = parse("--sampler", sampler), parse("--scorer", scorer)
     if by.name == HF:
@@ -158,7 +158,7 @@ def _scored(net: PreTrainedModel, against: Engine, responses: SampledResponses) 
 
 
 def _built(net: PreTrainedModel, chosen: Engine, context: int, stop: tuple[int, ...] = ()) -> RolloutEngine:
-    """An engine with the weights of a model. context: maximum number of tokens of a prompt with its response."""
+    """Build the engine `chosen` with a model's weights. context: maximum number of tokens of a prompt with its response."""
     kind: Any = ENGINES[chosen.name]
     kind.check(net.config, chosen.formats, "compute")
     engine = kind(net.config, chosen.formats, Sampling(stop=stop), **({"context": context} if chosen.name == "vllm" else {}))

@@ -21,7 +21,7 @@ ENGINES = Registry("engines", {"local": "harness.rollouts.local:LocalEngine", "v
 
 
 ReportedRoutes = Literal["nothing", "experts", "experts and weights"]
-"""Extent of an engine's report on the experts that it chose for each token: nothing, their ids, or their weights too."""
+"""Data that an engine reports on the experts that it chose for each token: nothing, their ids, or their routing weights too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Sampling:
     """Sampling settings that every rollout engine takes."""
 
     kv_cache: str = "compute"
-    """Dtype of the KV cache: "compute" for the precision's compute dtype, else fp8_e4m3 or fp8_e5m2, by default at scale 1."""
+    """Dtype of the KV cache: fp8_e4m3, fp8_e5m2 (both at scale 1 by default), or "compute", the precision's compute dtype."""
     temperature: float = 1.0
     """Softmax temperature."""
     top_p: float = 1.0
@@ -39,7 +39,7 @@ class Sampling:
     stop: tuple[int, ...] = ()
     """Tokens that end a response."""
     record_support: bool = False
-    """Whether rollouts record the set of tokens that top_p and top_k left to sample from, which some engines cannot tell."""
+    """Whether rollouts record the set of tokens that top_p and top_k left to sample from. Some engines cannot report the set."""
 
     @property
     def truncated(self) -> bool:
@@ -56,7 +56,7 @@ class Rollout(NamedTuple):
     tokens: int64, PAD after a stop token. logp: fp32 nats, log μ of each token under the distribution that it was drawn from,
     by the forward pass that drew it; 0 on PAD. version: int64, version of the weights that drew the token. expert_ids,
     expert_weights: experts chosen in that forward pass (`routes.Routes`); None for a dense model, or if the engine does not
-    report them. support: tokens that top_p and top_k left at each position (`recorded.Recorded`); None without
+    report them. support: tokens that top_p and top_k left to sample from (`recorded.Recorded`); None without
     `Sampling.record_support`. turns: int64, number of the token's turn. environment: bool, tokens that the environment wrote;
     their logp is 0. turns and environment are None for a task without an environment (`turns.py`).
     """
@@ -93,16 +93,16 @@ class RolloutEngine(ABC):
     """
 
     tolerance: float | None = None
-    """Maximum mean |log μ − log π| of engine and actor after loading weights, in nats; None if no load can go wrong."""
+    """Maximum mean |log μ − log π| of engine and actor after loading weights, in nats; None if loads need no check."""
 
     @classmethod
     @abstractmethod
     def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str, **params: Any) -> None:
-        """Raise UserError, naming the alternatives, if this engine cannot run with these settings here. Builds nothing."""
+        """Raise UserError, naming the alternatives, if this engine cannot run with these settings on this machine."""
 
     @classmethod
     def reports_routes(cls) -> ReportedRoutes:
-        """Extent to which rollouts report, on this machine, each token's experts: nothing, their ids, or their weights too."""
+        """Data that rollouts report here on each token's experts: nothing, their ids, or their routing weights too."""
         return "nothing"
 
     @classmethod
@@ -112,17 +112,17 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Take the trainer's weights, by transformers name, in the engine's precision. After an error the engine has none."""
+        """Take the trainer's weights, by transformers name, in the engine's precision. On an error the engine has no weights."""
 
     @abstractmethod
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
         """Sample one response per row of prompts [B, P], padded on the left, by random numbers `uniforms` [B, T] in [0, 1)."""
 
     def resume(self, prompts: Tensor, begun: Rollout, going: Tensor, uniforms: Tensor) -> Rollout:
-        """Sample n more tokens of the R responses for which `going` [B] is true, after recomputing their context.
+        """Sample n more tokens of the R responses for which `going` [B] is true. By default their context is recomputed.
 
-        prompts: [B, P]. begun: the responses so far, [B, t]. uniforms: [B, n]. The result covers the new tokens, [R, n]; its
-        routes (chosen experts) also cover prompts and beginnings.
+        prompts: [B, P]. begun: the responses so far, [B, t]. uniforms: random numbers [B, n]. Returns the new tokens, [R, n].
+        The experts returned (routes) also cover the prompts and the responses so far.
         """
         there = going.to(uniforms.device)
         return self.generate(torch.cat([prompts, begun.tokens], 1)[going], uniforms[there])
@@ -136,7 +136,7 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def greedy(self, prompts: Tensor, length: int) -> Tensor:
-        """Generate the most probable token at each position: [B, length], with PAD after a stop token."""
+        """Answer each prompt by the most probable token at each position: [B, length], with PAD after a stop token."""
 
     def state(self) -> dict[str, Tensor]:
         """Tensors by name that a checkpoint must keep, beside the weights, for this engine to continue a run; often empty."""

@@ -133,7 +133,7 @@ def _scaled_blocks(blocks: Tensor, scale: Tensor, largest: float) -> Tensor:
 
 
 def _mx(x: Tensor, name: str, element: Callable[[Tensor], Tensor], largest: int) -> Tensor:
-    """Values code · scale of x in the MX format `name`. element: rounds to codes, whose largest power of two is 2^largest."""
+    """Values code · scale of x in the MX format `name`. element: rounds to codes. 2^largest: largest power of two of a code."""
     blocks = _blocks(x, name, MX_BLOCK)
     power = (blocks.abs().amax(-1, keepdim=True).view(torch.int32) & 0x7F800000).view(torch.float32)  # 2^⌊log₂ max|x|⌋
     scale = (power * 2.0**-largest).clamp(2.0**-127, 2.0**127)
@@ -155,6 +155,6 @@ def e2m1(x: Tensor) -> Tensor:
 
 
 def _amax(x: Tensor, dim: int | None) -> Tensor:
-    """max|x|, bounded below by a small normal fp32 number so that a row of zeros has codes 0."""
+    """Largest |x| of the whole tensor (dim=None) or along `dim`, at least a small normal number, so that zeros get code 0."""
     amax = x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)
     return amax.clamp(min=torch.finfo(torch.float32).tiny * 2**10)

@@ -19,9 +19,9 @@ from harness.rollouts import Rollout, RolloutEngine
 from harness.tasks import PAD
 
 QUANTISED = 1.0
-"""Tolerated mean |difference| of a quantised engine's log-probabilities from the actor's, in nats. Wrong weights give several."""
+"""Tolerated mean |log μ − log π| of a quantised engine and the actor, in nats. Wrong weights give several nats."""
 UNNOTICED = 0.1
-"""Share of the tolerance by which the actor's log-probabilities may move before an engine with unchanged ones counts as stale."""
+"""An engine with unchanged log μ has stale weights if the actor's log π moved by more than this share of the tolerance."""
 
 
 def tolerance(precision: PrecisionConfig, kv_cache: str) -> float:
@@ -33,17 +33,17 @@ class TrainedPolicy(Protocol):
     """Interface of the trained policy, with whose log-probabilities those of a rollout engine are compared."""
 
     def logp(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Any]:
-        """Return (log π [B, T] of given tokens in nats, anything else)."""
+        """Return a pair: log π [B, T] of given tokens in nats, and a second value that is ignored."""
 
 
 class SyncCheck:
-    """Checks an engine after each load of the actor's weights, always with the same prompts [n, P] and `uniforms` [n, T]."""
+    """Checks an engine after each load of the actor's weights, always on the same prompts [n, P] and random numbers [n, T]."""
 
     def __init__(self, prompts: Tensor, uniforms: Tensor):
         self.prompts, self.uniforms = prompts, uniforms
         self.before: tuple[Rollout, Tensor] | None = None
-        """Latest rollout whose tokens or log μ differ from those of the check before, with the actor's log π then.
-        A later check with an equal rollout, although log π has moved since, means stale weights. None before the first check."""
+        """Last rollout that differed in tokens or log μ from the one before, and the actor's log π at that time.
+        An equal rollout in a later check, although log π has moved, means stale weights. None before the first check."""
 
     @torch.no_grad()
     def __call__(self, engine: RolloutEngine, actor: TrainedPolicy) -> float | None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from harness.errors import UserError
 
 KvScale = Literal["one", "sync", "first"]
-"""Rule for the scales of an FP8 KV cache. one: 1. sync: calibrated after each load of weights. first: after the first load."""
+"""Rule for the scales of an FP8 KV cache. one: always 1. sync: calibrated after each load of weights. first: only once."""
 Percentile = Annotated[float, Interval(gt=0, le=100)]
 LARGEST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
 """FP8 dtype of a KV cache -> largest value of the dtype."""
@@ -32,7 +32,7 @@ LARGEST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
 class KvScales:
     """Scales of each layer's keys and values in an FP8 KV cache, and the cast by these scales.
 
-    cast: rounds fp32 values to the cache's dtype. largest: largest value of the dtype. percentile: of |x|, for calibration.
+    cast: rounds fp32 values to the cache's dtype. largest: largest value of the dtype. percentile: of |x|, sets the scale.
     """
 
     def __init__(self, cast: Callable[[Tensor], Tensor], largest: float, rule: KvScale, percentile: float):

@@ -19,9 +19,9 @@ def matrices(has_experts: bool) -> dict[str, tuple[str, ...]]:
 
 
 def is_cast(precision: PrecisionConfig, layer: int, layers: int, modules: Sequence[str]) -> bool:
-    """Whether a precision's casts apply to the modules of decoder layer `layer` of `layers` that form one matrix.
+    """Whether a precision's casts apply to the `modules` that form one matrix in decoder layer number `layer` of `layers`.
 
-    `ignore` names modules to leave out. Its pattern `re:...` matches the beginning of a name, as in
+    `precision.ignore` names modules to leave out. A pattern `re:...` matches the beginning of a name, as in
     `compressed_tensors.utils.match_name`. Raises UserError if `ignore` names some modules of a matrix but not all.
     """
     if layer < precision.first_layers or layer >= layers - precision.last_layers:

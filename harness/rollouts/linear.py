@@ -1,8 +1,8 @@
 """The arithmetic of one precision: where a linear layer rounds, and what its weights and activations are cast to.
 
 Values are held in fp32, and rounded to the compute dtype after each operation whose result a 16-bit kernel would store. This
-gives what fp32 accumulation with a 16-bit output gives. On a CPU without 16-bit matrix units it is several times faster than
-native 16-bit tensors. A quantised linear layer multiplies codes, accumulates in fp32, applies both scales and rounds once
+gives what fp32 accumulation with a 16-bit output gives. On a CPU without 16-bit matrix units fp32 is several times faster
+than native 16-bit tensors. A quantised linear layer multiplies codes, accumulates in fp32, applies both scales and rounds once
 (`casts.py`).
 """
 
@@ -55,8 +55,8 @@ INT8_EXACT_WIDTH = 1040
 class EngineMatrix(NamedTuple):
     """A weight matrix in the form by which the engine multiplies.
 
-    codes: [K, N], for K inputs and N outputs. scale: of the output, scalar, [N] or [⌈K/128⌉, N]; None if the codes are the
-    values. bias: [N]. cast: whether the matrix and its inputs are cast; false for a layer left in the compute dtype.
+    codes: [K, N], for K inputs and N outputs. scale: one for all codes, [N] for the outputs, or [⌈K/128⌉, N] for blocks of
+    inputs; None if the codes are the values. bias: [N]. cast: false if matrix and inputs stay in the compute dtype.
     """
 
     codes: Tensor
@@ -84,7 +84,7 @@ class Arithmetic:
         return casts.round_to(x, self.compute)
 
     def weight(self, weight: Tensor, bias: Tensor | None = None, *, cast: bool = True) -> EngineMatrix:
-        """Cast a weight [N, K] to the precision's format of weights, or with cast=False to its compute dtype."""
+        """Cast a weight [N, K] to the precision's format of weights, or with cast=False leave it in the compute dtype."""
         if not cast:
             return EngineMatrix(weight.t().contiguous(), None, bias, cast)
         codes, scale = WEIGHT_CASTS[self.weights](weight)
@@ -96,7 +96,7 @@ class Arithmetic:
         return EngineMatrix(codes.t().contiguous(), scale, bias)
 
     def activation(self, x: Tensor, *, cast: bool = True) -> tuple[Tensor, Tensor | None]:
-        """Cast inputs x [B, K] to the precision's format. Returns (codes, scale per row or per 128 values of a row)."""
+        """Cast inputs x [B, K], unless cast=False, to the precision's format. Returns (codes, scale by row or by 128 values)."""
         if not cast:
             return x, None
         return ACTIVATION_CASTS[self.activations](x)
@@ -109,7 +109,7 @@ class Arithmetic:
         return codes * (scale.repeat_interleave(casts.FP8_BLOCK, -1)[:, : codes.shape[-1]] if scale.shape[-1] > 1 else scale)
 
     def product(self, codes: Tensor, scale: Tensor | None, weight: EngineMatrix) -> Tensor:
-        """Product [B, N] of rows cast by `activation` and a weight, plus its bias, rounded once to the compute dtype."""
+        """Product [B, N] of a weight and rows that `activation` has cast, plus the bias, rounded once to the compute dtype."""
         if self.weights == "fp8_block" and weight.cast:
             y = _sum_of_blocks(codes, scale, weight)
         elif self.activations == "int8_token" and weight.cast and codes.shape[-1] > INT8_EXACT_WIDTH:

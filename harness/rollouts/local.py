@@ -62,7 +62,7 @@ class _Nodes(NamedTuple):
 
 
 class LocalEngine(RolloutEngine):
-    """Embedded engine: batched sampling from a transformers model. `score` repeats that computation for given tokens.
+    """Embedded engine: batched sampling from a transformers model. `score` repeats the computation of sampling for given tokens.
 
     router_dtype: "fp32" keeps the router of a mixture in fp32, whatever the precision's compute dtype.
     head_dtype: "fp32" keeps the output head in fp32.
@@ -190,7 +190,7 @@ class LocalEngine(RolloutEngine):
         return Mixture(self.arithmetic, router, experts)
 
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
-        """Sample each token by inverting the cumulative distribution at its uniform number, without hidden random state."""
+        """Sample each token by inverting the cumulative distribution at its number in `uniforms`, without hidden random state."""
         nothing = torch.zeros(len(prompts), 0, dtype=torch.int64, device=prompts.device)
         everyone = torch.ones(len(prompts), dtype=torch.bool)
         return self._sample(prompts, Rollout(nothing, nothing.float(), nothing), everyone, uniforms, None)
@@ -199,14 +199,14 @@ class LocalEngine(RolloutEngine):
         """Sample further tokens of responses `begun` by the computation of `generate`.
 
         A response generated in parts equals, bit for bit, one generated at once with the same weights. Under a rule of
-        `kv_at_sync` that keeps KV, the beginnings are not computed again.
+        `kv_at_sync` that keeps KV, the responses so far are not computed again.
         """
         if self.prefixes is None:
             return self._sample(prompts, begun, going, uniforms, None)
         return self._sample_from_kept(prompts, begun, going, uniforms)
 
     def _sample(self, prompts: Tensor, begun: Rollout, going: Tensor, uniforms: Tensor, history: History | None) -> Rollout:
-        """Extend responses `begun` by one token per column of `uniforms`. history: contexts with cached KV, or None."""
+        """Extend responses `begun` by a token per column of `uniforms`. history: tokens of `prompts` if their KV is cached."""
         uniforms = uniforms.to(self.device, torch.float64)
         given, going = begun.tokens.to(self.device), going.to(self.device)
         start = given.shape[1]
@@ -296,9 +296,9 @@ class LocalEngine(RolloutEngine):
         """Return (tokens [B, length], log-probabilities [B, length], experts and sampling masks); PAD and 0 after the end.
 
         Rows with equal tokens so far are computed once: the samples of a prompt form a tree, and each step computes its nodes.
-        replay: routes (experts) to take, which are then also equal in the rows of a node. support: tokens to renormalise over
-        (`Recorded`), instead of this engine's own truncation. history: tokens and weight versions of the prompts, if they end
-        with a response that may go on; its KV is then cached.
+        replay: routes (experts) to take; only rows with equal routes then share a node. support: tokens to renormalise over
+        (`Recorded`), instead of this engine's own truncation. history: tokens and weight versions of prompts that end with an
+        unfinished response, whose KV is then cached; None for other prompts.
         """
         width = prompts.shape[1]
         filled = (prompts != PAD).any(0)

@@ -58,7 +58,7 @@ class Mixture:
         return self.arithmetic.round(weighted.sum(1)), routes
 
     def route(self, x: Tensor, replay: Routes | None) -> Routes:
-        """Choose the experts of rows x [N, hidden]: int64 ids and weights [N, k]; margins [N], p_k − p_(k+1) of probabilities p.
+        """Choose the experts of rows x [N, hidden]: ids and weights [N, k]; margins [N], p_k − p_(k+1) of sorted probabilities.
 
         replay: experts to take, for rows where it has some. Weights come from the router's probabilities for x unless replayed.
         """

@@ -29,8 +29,8 @@ class Noise:
     size: standard deviation relative to the weight; 0 for no noise. persistence: correlation φ in [0, 1] of ε from one version
     of the weights to the next. seed: seed of the random draws.
 
-    ε is a function of (seed, name, version) alone, so a resumed run has the same noise. It costs one draw for each version
-    that the object has not seen: one at a sync, all versions so far at a resume if 0 < φ < 1.
+    ε is a function of (seed, name, version) alone, so a resumed run has the same noise. Each version that the
+    object has not seen costs one draw: one at a sync, all versions so far at a resume if 0 < φ < 1.
     """
 
     def __init__(self, size: float, persistence: float, seed: int | None):
@@ -70,7 +70,7 @@ class Noise:
 
 
 def check_noise(params: Mapping[str, Any], *sizes: str) -> None:
-    """Raise UserError if parameters set the persistence or the seed of a noise whose size is 0. sizes: names of the noises."""
+    """Raise UserError if `params` set the persistence or seed of a noise of size 0. sizes: names of the size parameters."""
     for key in sizes:
         if (value := params.get(f"{key}_persistence", 0.0)) and not params.get(key, 0.0):
             raise UserError(f"rollout.engine.{key}_persistence={value} has no effect with {key}=0; set one or the other")

@@ -7,10 +7,10 @@ Let v(j) be the version of the weights that computed the keys and values (KV) of
 recompute: v(j) = v. Each sync empties the cache, and a response that goes on is computed anew (AReaL, arXiv 2505.24298).
 salt: v(j) is the version at which the response was at token j. A running response keeps its KV, and a new one reads only KV of
 its own version: vLLM's `cache_salt`, the default of prime-rl (#2266) and torchtitan (#4761).
-keep: as salt, and all tokens of a prompt but the last keep the version that asked the prompt first, with no bound on its age:
+keep: as salt for responses. All tokens of a prompt but the last have the version that first computed the prompt, however old:
 an engine whose prefix cache is not reset (NeMo-RL #4018, lmdeploy #4917).
 
-The recorded log μ is that of the distribution that drew the token, so E_μ[π/μ] = 1 under all three.
+Under all three rules the recorded log μ is that of the distribution that drew the token, so E_μ[π/μ] = 1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from harness.tasks import PAD
 
 KvAtSync = Literal["recompute", "salt", "keep"]
-"""Rule for KV written before a sync of the weights. recompute: dropped. salt: kept by running responses. keep: by prompts too."""
+"""Rule for KV at a weight sync. recompute: drop it. salt: keep that of unfinished responses. keep: also that of prompts."""
 PROMPTS = 4096
 """Maximum number of prompts whose KV is cached. The one read least recently is dropped first, as in vLLM and SGLang."""
 

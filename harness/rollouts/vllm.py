@@ -71,12 +71,12 @@ On a CPU, chunks would lose the seed (vLLM 0.32)."""
 class VllmEngine(RolloutEngine):
     """Samples responses with vLLM. Tensors may be on a GPU; responses are on the device of the prompts.
 
-    The tokens of `Sampling.record_support` are read off the log-probabilities of the most probable tokens. vLLM 0.32 itself
-    returns sampling masks (`return_sampling_mask`) only from its model runner for GPUs.
+    Sampling masks (`Sampling.record_support`) are made from the log-probabilities of the most probable tokens. vLLM 0.32
+    itself returns them (`return_sampling_mask`) only from its model runner for GPUs.
 
     kv_cache_gib: memory of the KV cache in GiB.
     context: maximum number of prompt and response tokens; None for the model's limit.
-    tensor_parallel: number of neighbouring ranks that hold one engine together; each rank gets the responses to its own rows.
+    tensor_parallel: number of neighbouring ranks that hold one engine together; each rank gets the responses to its own prompts.
     sleep: between rollouts the weights wait in host memory and the KV cache is freed, for an actor on the same GPU.
     sync_tolerance: tolerated mean |log μ − log π| of engine and actor after loading weights, in nats; None for the
     precision's own.
@@ -218,7 +218,7 @@ class VllmEngine(RolloutEngine):
         return padded([list(sample.token_ids) for sample in samples], length, PAD, torch.int64).to(prompts.device)
 
     def score(self, prompts: Tensor, tokens: Tensor) -> Tensor:
-        """Score tokens by a prefill of prompt and response, whose log-probabilities vLLM gives at temperature 1 only."""
+        """Log-probabilities of `tokens` in nats, by a prefill of prompt and response. vLLM gives them at temperature 1 only."""
         self._loaded_version()
         length = tokens.shape[1]
         if prompts.shape[1] + length + 1 > self.context:  # vLLM samples one token more

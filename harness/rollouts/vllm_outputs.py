@@ -15,13 +15,13 @@ from harness.rollouts.routes import Routes
 from harness.tasks import PAD
 
 LARGEST_TOP_K, TIES = 1000, 32
-"""Maximum top_k if sampling masks are recorded. Number of tokens requested beyond top_k, since vLLM keeps ties with the last."""
+"""Maximum top_k if sampling masks are recorded. Tokens requested beyond top_k, as vLLM keeps all that tie with the last."""
 
 
 def support(samples: list[Any], length: int, vocabulary: int, ranked: int) -> Tensor:
     """Packed masks of the tokens that top_p and top_k left, made from the `ranked` most probable tokens that vLLM reports.
 
-    A token that is left has a finite log-probability. Raises UserError if all reported tokens have one: more may be left.
+    vLLM reports log-probability −inf for an excluded token. Raises UserError if none is excluded, as others may be left too.
     """
     rows = []
     for sample in samples:
@@ -39,7 +39,7 @@ def support(samples: list[Any], length: int, vocabulary: int, ranked: int) -> Te
 
 
 def expert_ids(samples: list[Any], prompts: Tensor, length: int, shape: PretrainedConfig) -> Tensor:
-    """The k experts that vLLM chose, [B, P + T − 1, layers, k], for each token it read. Raises RuntimeError on other shapes."""
+    """Experts that vLLM chose for each token but the last, [B, P + T − 1, layers, k]. Raises RuntimeError on other shapes."""
     width = prompts.shape[1]
     ids = Routes.unrouted(
         len(samples), width + length - 1, shape.num_hidden_layers, shape.num_experts_per_tok, expert_count(shape), prompts.device

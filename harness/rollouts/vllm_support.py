@@ -85,7 +85,7 @@ def _registered(name: str) -> bool:
 
 
 def weight_formats() -> dict[str, str | None]:
-    """Option of rollout/precision, the unquantised ones as one -> why vLLM cannot compute it on this machine; None if it can."""
+    """Map options of rollout/precision to why vLLM cannot compute in them here; None if it can. Unquantised ones share a key."""
     return vllm_refusals(this_machine())
 
 
@@ -113,7 +113,7 @@ def can_report_routes() -> bool:
 
 
 def remove_stale_segments(rank: int) -> None:
-    """Remove shared memory of a killed run for `rank` on a CPU, with which vLLM would not start. Live processes keep theirs."""
+    """On a CPU, remove the shared memory of a killed run's `rank`, with which vLLM would not start. Live runs keep theirs."""
     for segment in Path("/dev/shm").glob(f"-tp:*-cpushm_{rank}"):
         segment.unlink(missing_ok=True)
 
@@ -129,7 +129,7 @@ def head_sizes() -> tuple[int, ...]:
 
 
 def forget_reloading(model: torch.nn.Module) -> None:
-    """Drop vLLM's records for reloading a model, which in vLLM 0.32 would keep its layers and KV cache alive."""
+    """Drop vLLM's records for reloading a model. In vLLM 0.32 they would keep the model's layers and KV cache alive."""
     from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
 
     for layer in model.modules():

@@ -5,7 +5,7 @@ The state x starts at `start`. One move j in 0..choices−1 leads to x' = (x + s
 - choices = 1: the prompt is [BOS, start, step]. The answer is the `length` values visited. Only the last value must be right.
 - choices > 1: the prompt is [BOS, start, step, target]. The answer is `length` pairs (move, value). Each value must be the one
   its move leads to. All moves that meet the goal are right, so a policy that solves the task keeps entropy.
-  goal = value: the last value must equal target. A policy must plan how far the steps alone will drift.
+  goal = value: the last value must equal target. A policy must foresee how far the steps alone lead.
   goal = total: the moves must add up to target + offset, where the offset centres the m targets in the reachable totals. A
   policy must count its moves. A small model can do that over more tokens than it can plan.
 
@@ -50,7 +50,7 @@ class Chain:
         return np.concatenate([np.full((len(body), 1), self.bos), body], axis=1)
 
     def _needed(self, body: np.ndarray) -> np.ndarray:
-        """Sum of moves, modulo `cycle`, by which a walk meets its goal, int64 [N]. body: rows (start, step, target)."""
+        """Sum, modulo `cycle`, that the moves of a walk to its goal have, int64 [N]. body: rows (start, step, target)."""
         if self.config.goal == "total":
             return body[:, 2] + self.offset
         return (body[:, 2] - body[:, 0] - self.config.length * body[:, 1]) % self.cycle

@@ -31,8 +31,8 @@ VERIFIERS = Registry(
 class Text(ABC):
     """A text task: records whose prompt is a string or a list of chat messages, and a verifier of the responses.
 
-    Prompts of more than max_prompt tokens are dropped, cut at their beginning, or refused. `counts` says how many were.
-    Among equal prompts only the first is kept. Subclasses define `load`, which reads the records.
+    Prompts of more than max_prompt tokens are dropped, cut at their beginning, or refused (task.long_prompts). Of
+    equal prompts only the first is kept. `counts` says how many are kept, dropped, cut and repeated. Subclasses define `load`.
     """
 
     def __init__(

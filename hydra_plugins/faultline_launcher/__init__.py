@@ -79,7 +79,7 @@ class _Launcher(Launcher):
         return [JobReturn(overrides=list(o), status=JobStatus.COMPLETED, _return_value="done") for o in job_overrides]
 
     def train(self, configs: Sequence[Config], names: Sequence[str], extend: bool) -> None:
-        """Check all configs, then run them as one sweep. names: how errors call each config. extend: allow runs new to the sweep.
+        """Check configs, then run them as one sweep. names: the configs' names in errors. extend: allow runs new to the sweep.
 
         Raises UserError before any run starts if a config is wrong, and SystemExit if a run has failed.
         """

@@ -32,7 +32,7 @@ def gradient_command(
 
     checkpoint: a run folder, or one of its checkpoints; None with `enumerable`.
     losses: by default the run's own, or pg.
-    enumerable: compare an enumerable policy with one whose logits differ by `noise`.
+    enumerable: use a tiny policy, all of whose responses are listed, and a sampler whose logits differ by `noise`.
     prompts: number per batch, each with the run's group size.
     batches: number of batches from the rollout engine, the same for all losses and corrections.
     reference: number of batches sampled by the trainer's own policy, for the true gradient; 64 unless given.

@@ -1,7 +1,7 @@
 """Exact bias and variance of gradient estimators: all responses of a tiny policy are listed, so that expectations are sums.
 
 One response y ~ μ gives the estimate f(y) = Σ_t c_t(y)·∇log π(y_t), with coefficients c_t of the estimator. The truth is
-g = −∇E_π[reward]. bias = |E_μ f − g|/|g|, and variance = (E_μ|f|² − |E_μ f|²)/|g|². rmse is of the mean of `responses` estimates.
+g = −∇E_π[reward]. bias = |E_μ f − g|/|g|, and variance = (E_μ|f|² − |E_μ f|²)/|g|². rmse is for a mean of `responses` estimates.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Cosine, norm ratio, bias and variance of a gradient that is known only through samples, with bootstrap intervals.
 
-g_1 … g_K are an estimator's gradients of K independent batches of the same prompts, r_1 … r_J those of the reference, whose mean
-is taken as true. Products of two means are averaged over pairs of different batches, because E[g_k·g_l] = |E g|² only for k ≠ l.
+g_1 … g_K are an estimator's gradients of K independent batches of the same prompts. r_1 … r_J are those of a reference, whose
+mean is taken as true. Products of means are averaged over pairs of different batches: E[g_k·g_l] = |E g|² only for k ≠ l.
 """
 
 from __future__ import annotations

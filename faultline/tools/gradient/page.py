@@ -56,7 +56,7 @@ def answer(table: pd.DataFrame) -> list[str]:
 
 
 def _closest(table: pd.DataFrame) -> pd.Series:
-    """Return the row of smallest rmse among gradient estimators, without the exact sequence weight and varied bounds."""
+    """Return the row of smallest rmse among gradient estimators of a fixed bound, the exact sequence weight left out."""
     named = table[table.family.isna() & (table.method != EXACT)]
     return named.iloc[int(np.nanargmin(named.rmse))]
 
@@ -69,7 +69,7 @@ def shown(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def present(table: pd.DataFrame, title: str, note: str, out: Path) -> Path:
-    """Print the gradient estimators without a varied bound, and write gradient.html and gradient.csv. Returns the page's path."""
+    """Print gradient estimators of a fixed bound; write all of them to gradient.html and gradient.csv. Returns the page path."""
     show(title, shown(table[table.family.isna()]))
     print(*answer(table), sep="\n")
     out = output_folder(out)
@@ -137,7 +137,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def together(table: pd.DataFrame) -> list[pd.DataFrame]:
-    """Return the gradient estimators without a varied bound, by ascending rmse, grouped if they nearly coincide in the figure."""
+    """Return the gradient estimators of a fixed bound by ascending rmse, grouped if they nearly coincide in the figure."""
     extent = table[["bias", "sd"]].max() - table[["bias", "sd"]].min()
     named = table[table.family.isna()].sort_values("rmse", kind="stable")
     groups: list[list[int]] = []
@@ -151,7 +151,7 @@ def together(table: pd.DataFrame) -> list[pd.DataFrame]:
 
 
 def _called(methods: Iterable[str]) -> str:
-    """Join names of gradient estimators, LOSS CORRECTION, with the losses that share a correction before it: `pg, ppo icepop`."""
+    """Join gradient estimators' names, LOSS CORRECTION. Losses with one correction stand together before it: `pg, ppo icepop`."""
     losses: dict[str, dict[str, None]] = {}
     for method in methods:
         loss, _, correction = method.partition(" ")

@@ -62,7 +62,7 @@ class SampledGradients:
         self.policy.load({name: weight.detach().float().cpu() for name, weight in parts.actor.weights()})
 
     def compare(self, methods: list[Method], batches: int, reference: int) -> pd.DataFrame:
-        """Table with a row per gradient estimator: `Grams.summary`, kind of correction, bound. Equal ones are computed once.
+        """Table with a row per gradient estimator: `Grams.summary`, kind and bound of correction. Equal rows are computed once.
 
         batches: number of batches from the rollout engine, shared by all. reference: number of batches of the trainer's own
         policy, whose policy gradient is the truth. Progress is printed every few seconds. Raises UserError if noise hides the
@@ -93,7 +93,7 @@ class SampledGradients:
         return pd.DataFrame(rows)
 
     def paired(self, methods: list[Method], batches: int) -> pd.DataFrame:
-        """Table of `Paired.summary` by estimator, on the same batches. `methods` begins with exact weight and no correction."""
+        """Table of `Paired.summary` by estimator, all on the same batches. `methods` begins with: exact weight, no correction."""
         progress = Progress(batches * len(methods))
         frozen = self._frozen(batches)
         responses = len(self.prompts) * self.config.rollout.group_size

@@ -30,7 +30,7 @@ VERL_DEFAULTS = {
     "actor.optim.override_optimizer_config.eps": 1e-8,
     "actor.fsdp_config.dtype": "bfloat16",
 }
-"""Keys of verl 0.9.1's trainer whose default differs from the one here -> verl's default. That of eps is AdamW's in torch."""
+"""Keys of verl 0.9.1's trainer whose default differs from the one here -> verl's default. eps is that of torch's AdamW."""
 SKYRL_DEFAULTS = {
     "trainer.policy.optimizer_config.lr": 1e-6,
     "trainer.policy.optimizer_config.weight_decay": 0.01,
@@ -72,7 +72,7 @@ def operate(source: Source, out: Translation, program: str, numbers: Mapping[str
 
 
 def dtype(source: Source, out: Translation, program: str, name: str, bf16_weights: bool = False) -> None:
-    """Translate the dtype in which the trainer computes, whose key is `name`. bf16_weights: no copy of the weights in fp32."""
+    """Translate the dtype in which the trainer computes, whose key is `name`. bf16_weights: keep no fp32 copy of the weights."""
     value = source.take(name)
     if value in DTYPES:
         out.compute(DTYPES[value], program, f"{source.key(name)}={value}", bf16_weights)

@@ -14,8 +14,8 @@ from harness.errors import UserError, printable
 
 LIST_IN_TEXT = re.compile(r"""\[\s*['"]?([^'",\]]+?)['"]?\s*(?:,.*)?\]""", re.S)
 UNREACHED = 4.86e8
-"""Bound of a ratio, and offset from 1, that no ratio exceeds, since ratios are clamped at e²⁰. It replaces ∞, which a config
-cannot contain."""
+"""Replacement for ∞, which a config cannot contain, as the upper bound of a ratio or as its offset from 1. No ratio exceeds it,
+since ratios are clamped at e²⁰."""
 
 LARGE_MODELS_LR = 1e-4
 """Learning rate below which the built-in small model hardly learns. Large models are trained at 1e-6 to 1e-5."""
@@ -77,7 +77,7 @@ class Source:
         return None if value is None else str(value)
 
     def numbers(self, name: str) -> list[float] | None:
-        """Take the value of `name` as a list of numbers; None if it is no list. Raises UserError on any other entry."""
+        """Take the value of `name` as a list of numbers; None if it is no list. Raises UserError on other elements."""
         value = self._values.get(name, ("", None))[1]
         if not isinstance(value, list):
             return None
@@ -239,7 +239,7 @@ class Translation:
         self.set("rollout.top_k", None if k is None else max(k, 0))
 
     def choose(self, group: str, source: Source, key: str, options: Mapping[Any, str]) -> None:
-        """Choose the option of the config group `group` for the value of `key`. options: value -> option. Others join `lost`."""
+        """Choose the option of config group `group` for the value of `key`. options: value -> option. Others join list `lost`."""
         value = source.take(key)
         if value in options:
             self.options[group] = options[value]
@@ -289,7 +289,7 @@ class Translation:
             self.notes.append(f"{source}: theirs is the {reduction} of the entropy, this is reduced as the loss is")
 
     def schedule(self, name: object, source: str, warmup: float, min_ratio: float | None = None) -> None:
-        """Set the learning-rate schedule, by its name in transformers. warmup: steps. min_ratio: where a cosine ends, a share."""
+        """Set the learning-rate schedule, by its name in transformers. warmup: steps. min_ratio: last/first rate of a cosine."""
         name = "constant" if name == "constant_with_warmup" else name
         if name not in ("constant", "linear", "cosine", "inverse_sqrt"):
             self.lost.append(f"{source}={name}: no such schedule here")

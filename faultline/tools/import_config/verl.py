@@ -1,4 +1,4 @@
-"""Import of verl configs, from tis_imp_ratio_cap (August 2025) to 0.9.1. Each key has its effect in the version that had it."""
+"""Import of verl configs, from tis_imp_ratio_cap (August 2025) to 0.9.1. A key means here what it meant in its version."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def _rejection(source: Source, out: Translation) -> None:
 
 
 def _october_2025(source: Source, out: Translation, applied: bool) -> None:
-    """Translate verl's correction of October 2025, enabled by a threshold. Its veto of token ratios was 1e-4, off with null."""
+    """Translate verl's correction of October 2025: bounds, and a veto of token ratios. applied: whether verl uses the weights."""
     level, mode = source.take("rollout_is_level", default="token"), source.take("rollout_is_mode", default="truncate")
     upper = source.number("rollout_is_threshold")
     lower = source.number("rollout_is_threshold_lower")

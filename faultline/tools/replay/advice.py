@@ -1,4 +1,4 @@
-"""Proposed bounds for a dump: one per kind of correction, with an interval over resampled prompts and a verdict on it."""
+"""Bounds proposed for a dump: one per kind of correction, with an interval over resampled prompts and a remark on its support."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FEWEST = 10
 NULL_RATE = 1e-3
 """Maximum share of tokens that a proposed filter may reject in the null, a dump of a run without mismatch."""
 DOUBTS = ("not to be trusted", "dump too small")
-"""First words of the verdict on a proposed bound that the dump's data do not support."""
+"""First words of the remark on a proposed bound that the dump's data do not support."""
 
 
 class Target(NamedTuple):
@@ -61,13 +61,13 @@ class Advice(NamedTuple):
 class _Entries(NamedTuple):
     """Sums over tokens or responses, one entry per group of prompts and bin.
 
-    Bin k has those that are inside bound k of DEFAULT but not inside bound k − 1.
+    Bin k has the tokens or responses that are inside bound k of DEFAULT but not inside bound k − 1.
     """
 
     group: np.ndarray
     bin: np.ndarray
     sums: np.ndarray
-    """Sums [3, entries] over tokens or responses: Σ n, for weights Σ n·ρ and Σ n·ρ². Each has n tokens and ρ = π_old/μ."""
+    """Sums [3, entries] over tokens or responses with n tokens and ratio ρ = π_old/μ: Σ n, Σ n·ρ, Σ n·ρ². For filters ρ is 0."""
 
 
 class Advisor:
@@ -108,7 +108,7 @@ class Advisor:
         self.logs["sequence"].append(tokens.in_responses.sum(tokens.l)[present])
 
     def propose(self, null: Thresholds | None = None, seed: int = 0) -> Advice:
-        """Propose a bound for each kind of correction, with its 95 % interval and a verdict.
+        """Propose a bound for each kind of correction, with a 95 % interval and a remark on its support by the data.
 
         null: sums of a dump without mismatch, of whose tokens a filter may reject at most NULL_RATE; None for no such limit.
         seed: fixes the resampling.
@@ -169,7 +169,7 @@ class Advisor:
         return max(int(good[0]), floor) if len(good) else None
 
     def _unneeded(self, family: Family, curve: _Curve) -> str:
-        """Reason why a correction needs no bound, else "": the ESS suffices without, or the smallest bound keeps enough."""
+        """Reason why a correction needs no bound: enough ESS without one, or enough tokens kept by the smallest. Else ""."""
         if family.action == "truncate":
             return f"ESS {curve.ess[-1]:.3f} without" if curve.ess[-1] >= self.target.ess else ""
         return f"the smallest keeps {curve.kept[0]:.2%} of the tokens" if curve.kept[0] >= self.target.kept else ""
@@ -220,12 +220,12 @@ def _null_floor(family: Family, null: Thresholds | None) -> int:
 
 
 def _verdict(unneeded: str, place: int | None, beyond: int, tail: float, bounded: float) -> str:
-    """Verdict in words on a proposed bound, the first that applies. place: index of the bound, or None.
+    """Remark on how well the data support a bound, the first that applies. place: index of the bound; None: no bound.
 
-    unneeded: why no bound is needed. beyond: number of responses beyond the bound. tail: Pareto k of the weights whose ESS chose
-    the bound, NaN for a filter. bounded: share of the resamples that have a bound. If no bound is needed, the tail is irrelevant:
-    the dump shows the ESS of batches of its size. A bound C has the bias E[ρ] − E[min(ρ, C)] with ρ = π_old/μ; with a tail above
-    HEAVY no feasible sample shows it.
+    unneeded: why no bound is needed, or "". beyond: number of responses beyond the bound. tail: Pareto k of the weights whose ESS
+    chose the bound, NaN for a filter. bounded: share of the resamples that have a bound. If no bound is needed, the tail does not
+    count: the dump shows the ESS of batches of its size. A bound C has the bias E[ρ] − E[min(ρ, C)] with ρ = π_old/μ. With a tail
+    above HEAVY no feasible sample shows this bias.
     """
     if unneeded:
         return f"enough without a bound: {unneeded}"

@@ -32,7 +32,7 @@ class Replayed:
     """Results of one pass over a dump: its mismatch, and the effects of corrections.
 
     batches, responses, tokens: numbers in the dump. bad: number of rows left out. fills: number of tokens whose
-    log-probability is the fill of a mask. mismatch: metrics of the uncorrected ratio π_old/μ.
+    log-probability is below FILL, a placeholder. mismatch: metrics of the uncorrected ratio π_old/μ.
     corrections: a row per correction. profiles: a row per correction and bin of positions or lengths. skipped: correction -> why
     it was not replayed. groups: lists of corrections with the same effect on a dump. thresholds: sums of every kind of
     correction at each bound. versions: a row per age of the weights that sampled a token.
@@ -59,7 +59,7 @@ class _Sums:
     skipped: dict[str, str] = field(default_factory=dict)
 
     def add(self, batch: Batch, specs: dict[str, Correction]) -> None:
-        """Correct the responses of `batch` by each correction in `specs`, and add its effects to the sums under its name."""
+        """Correct the responses of `batch` by each correction in `specs`, and add the effects to the sums by correction."""
         for name, spec in specs.items():
             corrected = correct(batch, spec)
             self.rows.setdefault(name, []).append(effect_rows(batch, corrected))
@@ -69,8 +69,8 @@ class _Sums:
 def alike(specs: dict[str, Correction]) -> list[list[str]]:
     """Group the names of corrections that have the same effect on any dump, in their order.
 
-    Those of a group have equal weights, filters and normalisation. `ratio` does not count, since π_θ is π_old on a dump, nor does
-    `denominator`, because effective weights do not depend on it.
+    Corrections of a group have equal weights, filters and normalisation. They may differ in `ratio`, since π_θ is π_old on a
+    dump, and in `denominator`, on which effective weights do not depend.
     """
     groups: list[tuple[tuple, list[str]]] = []
     for name, spec in specs.items():

@@ -101,7 +101,7 @@ def replay_command(
 
 
 def _references(specs: dict[str, Correction], verdict: Verdict, without: set[str]) -> dict[str, list[PresetEffect]]:
-    """Effects of the verdict's presets on the shipped dumps, for comparison. A dump that suits none of them is left out."""
+    """Effects of the verdict's presets on the shipped dumps, by title. Left out: titles in `without`, and unusable dumps."""
     shown = {preset.preset: specs[preset.preset] for preset in verdict.presets}
     references: dict[str, list[PresetEffect]] = {}
     for name, title in EXAMPLES.items():

@@ -24,9 +24,9 @@ UNTESTED = "This rule is untested out of sample."
 def answers(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], policies: Sequence[str]) -> list[Deployed]:
     """The correction to train with for each of `policies` (trainer, sampler), if that policy is to be deployed.
 
-    frozen: `records.verdict`. lasting: persistence of the mismatch. A rule that reads it may be undecided if it is unknown, or
-    if its lag is far from that on which the rule was tuned. `arm`, the correction's name, is None if the rule is undecided or
-    untested, or if the dump's log-probabilities are not consistent.
+    frozen: the rules that choose it (`records.verdict`). lasting: persistence of the mismatch. A rule may be undecided if the
+    persistence is unknown, or measured at a lag far from the rule's own. The field `arm`, a correction's name, is None if the
+    rule is undecided or untested, or if the dump's log-probabilities are not consistent.
     """
     return [_answer(verdict, lasting, frozen.get(policy, {}), policy) for policy in policies]
 
@@ -52,9 +52,9 @@ def _answer(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], polic
 
 
 def _measured(frozen: Mapping[str, Any], name: str) -> str:
-    """A sentence with the scores of the rule `name` in docs/decision.md, as shares of the reward gained without mismatch.
+    """A sentence with the scores of a rule that chooses a correction (docs/decision.md): shares of the gain without mismatch.
 
-    frozen: the rules for one deployed policy, from `records.verdict`.
+    frozen: the rules for one deployed policy, from `records.verdict`. name: name of the rule.
     """
     own, none = frozen["scores"][name], frozen["scores"]["always none"]
     return (

@@ -20,7 +20,7 @@ from harness.errors import UserError
 from harness.run.folder import RunFolder
 
 UNCOMPARED = "K3 was not compared with rounding: give --precision or --baseline."
-"""Note on a dump without a fault if neither its precision nor a baseline dump is known: its K3 may then be as large as 1."""
+"""Note on a dump without a fault if neither its precision nor a baseline dump is known. A K3 up to 1 then counts as rounding."""
 FP8 = (
     "fp8 names no format. Take fp8_tensor for vLLM's quantization=fp8 and fp8_per_tensor, fp8_channel for its fp8_per_channel, "
     "fp8_block for its fp8_per_block and for verl's quantization=fp8"
@@ -32,7 +32,7 @@ def known(path: Path, precision: str | None = None, baseline: Path | None = None
     """Return what explains the mismatch of a dump, read from the config of its run: precision, lag and noise.
 
     path: a run folder, its dumps or one of their files. precision: a name of `rounding.K3`, which replaces that of the config.
-    baseline: a dump of the same model without a fault. Raises UserError on another precision or a baseline with a fault.
+    baseline: a dump of the same model without a fault. Raises UserError on an unknown precision or a baseline with a fault.
     """
     facts = _configured(path)
     if precision is not None:

@@ -140,7 +140,7 @@ class Family(NamedTuple):
         return (none if self.action == "truncate" else 1 / c), c
 
     def at(self, c: float) -> Correction:
-        """The correction of a family with the bound C, as a config specifies it."""
+        """The correction of this kind that has the bound C, as a config specifies it."""
         lower, upper = (float(bound[0]) for bound in self.bounds(np.array([float(c)])))
         settings: dict[str, Any] = {"level": self.level, "lower": None if lower == -np.inf else lower, "upper": upper}
         if self.action == "reject":
@@ -164,7 +164,7 @@ class Family(NamedTuple):
         return units._replace(values=bounded_exp(units.values)) if self.statistic == "ratio" else units
 
     def limits(self, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Limits (lower, upper) of the values of `units` at C: `bounds`, but no lower limit at level worst_token."""
+        """Limits (lower, upper) that C gives the values of `units`: those of `bounds`, but no lower one at level worst_token."""
         lower, upper = self.bounds(c)
         return (np.full_like(c, -np.inf) if self.level == "worst_token" else lower), upper
 
@@ -179,8 +179,8 @@ def families(segments: bool) -> list[Family]:
     """List all kinds of correction, without their bound; those at the level of segments only if the dump has segments.
 
     Duplicates are left out: at levels token and worst_token, k2 and mult_error order the tokens as the two-sided ratio does.
-    Sums that C does not scale are left out too. At levels sequence and segment, prob_diff may leave ±1, the bound at C = ∞,
-    and mult_error grows with the length, so `Reject` refuses it.
+    Statistics whose sum over tokens does not fit a bound by C are left out too. At levels sequence and segment, prob_diff may
+    leave ±1, its bound at C = ∞, and mult_error, which grows with the length, is refused by `Reject`.
     """
     levels = ["token", "sequence", "geometric", *(["segment", "segment_geometric"] if segments else [])]
     weights = [Family(action, level) for level in levels for action in ("truncate", "clip", "mask")]

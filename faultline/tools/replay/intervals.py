@@ -23,8 +23,8 @@ STATISTICS: dict[str, Callable[..., np.ndarray]] = {
 class MismatchSums:
     """Sums per group of prompts, from which the metrics of `STATISTICS` follow for any resample of the groups.
 
-    Each group has n tokens with Σl, Σ(ρ − 1) and Σρ², where ρ = π_old/μ, l = log ρ and |l| in ρ is bounded by
-    `algos.ratios.excess_bound`. Its responses have Σw and Σw², with w = e^(S − max S) and S = Σl of a response.
+    The sums over the n tokens of a group are Σl, Σ(ρ − 1) and Σρ², with ρ = π_old/μ and l = log ρ; |l| in ρ is bounded by
+    `algos.ratios.excess_bound`. The sums over responses are Σw and Σw², with w = e^(S − max S) and S = Σl of a response.
     """
 
     def __init__(self, groups: int):

@@ -22,20 +22,21 @@ from faultline.tools.replay.sources import Dump
 from harness.room import bounded
 
 LAG = 20
-"""Lag in steps of the two steps of a dump to compare. The rules that read a persistence were tuned on one over 20 syncs."""
+"""Lag, in steps, of the two compared steps of a dump. The rules that choose a correction (docs/decision.md) were tuned at 20."""
 ACCEPTED = range(10, 41)
-"""Lags in steps, half to twice LAG, at which a persistence may choose a correction. At others it is only reported."""
+"""Lags in steps, half to twice LAG, at which the persistence of a mismatch may influence the choice of a correction."""
 FEWEST = 100
-"""Minimum number of shared prefixes. With fewer, no persistence is reported."""
+"""Minimum number of prefixes that the two compared steps share. With fewer, no persistence of the mismatch is reported."""
 LONGEST = 64
-"""Number of leading tokens of a response that are compared. Longer prefixes hardly recur."""
+"""Number of leading tokens of a response that are compared between two steps. Longer prefixes hardly recur."""
 NEEDED = ("step", "prompt", "tokens", "logp_rollout", "logp_old")
 
 
 class Lasting(NamedTuple):
-    """Persistence of the mismatch between two steps of a dump.
+    """Persistence of the mismatch, the similarity of its log ratios, between two steps of a dump.
 
-    value: None if it cannot be measured. why: the reason, or what it was measured on. lag: number of steps between the two.
+    value: the persistence, None if it cannot be measured. why: the reason, or the steps and prefixes compared.
+    lag: number of steps between the two.
     """
 
     value: float | None
@@ -44,12 +45,12 @@ class Lasting(NamedTuple):
 
     @property
     def known(self) -> float | None:
-        """The persistence that may choose a correction; None if it was not measured, or at a lag outside ACCEPTED."""
+        """Persistence of the mismatch for rules that choose a correction; None if not measured, or at a lag outside ACCEPTED."""
         return self.value if self.lag in ACCEPTED else None
 
 
 def persistence(dump: Dump) -> Lasting:
-    """Measure the mismatch's persistence between the first step of a dump and the one whose distance is nearest to LAG.
+    """Measure how similar the log ratios of equal prefixes are in a dump's first step and in the step nearest to LAG steps later.
 
     Raises UserError if the dump takes more memory than there is room for.
     """

@@ -18,7 +18,7 @@ SUFFIXES = (".parquet", ".jsonl", ".pkl", ".pt")
 SHOWN = 10
 """Maximum number of bad rows that an error lists."""
 FILL = -1e3
-"""Lowest log-probability of a sampled token, in nats. A lower value is the fill of a mask, such as -1e9 or the smallest float."""
+"""Lowest log-probability of a sampled token, in nats. A lower value, such as -1e9, is a placeholder for a masked token."""
 LOWEST = -1e9
 """Lowest log-probability that is read, in nats. Lower values are raised to it, so that sums over a dump stay finite."""
 
@@ -36,7 +36,7 @@ class Dump:
         self.rows, self.bad, self.read, self.fills = 0, 0, 0, 0
 
     def batches(self) -> Iterator[DumpedResponses]:
-        """Yield the training batches: adjacent rows of a step, else a file or row group. Raises UserError if no row is valid."""
+        """Yield batches: adjacent rows of a step or, without steps, a file or row group. Raises UserError if no row is valid."""
         self.rows, self.bad, self.read, self.fills = 0, 0, 0, 0
         pending: list[pa.Table] = []
         for table in self.tables():
@@ -71,7 +71,7 @@ class Dump:
             self.read += path.stat().st_size
 
     def _sound(self, path: Path, table: pa.Table, unreadable: list[Problem], start: int) -> pa.Table:
-        """Return the valid rows of a table. unreadable: problems of the reader. start: number of its first row in the file.
+        """Return the valid rows of a table. unreadable: problems found in reading. start: row number of the table in the file.
 
         Raises UserError on an invalid row unless `skip_bad`, and on a missing column.
         """

@@ -16,7 +16,7 @@ LEAST, MOST = 5, 3
 CHECK = 17
 """Column of the terminal, in characters, at which the advice on what to check begins."""
 LIMITATIONS = 1
-"""Maximum number of lines on limitations in the terminal. Those on doubts, persistence and UNCOMPARED count. The page has all."""
+"""Maximum number of lines on limitations, those on doubts, persistence and UNCOMPARED included. The page shows all."""
 WORDS = {
     "none": "leave it uncorrected",
     "advised": "consider a correction",
@@ -25,9 +25,9 @@ WORDS = {
     "no weight suffices": "no importance weight suffices",
     "not asked": "no correction is proposed",
 }
-"""Need of a correction -> what the verdict says. It never says "required", because no K3 is known to harm training."""
+"""Value of Verdict.need -> its words in the terminal, which never say "required": no K3 is known to harm training."""
 SERVED = "A correction can lower the policy that samples: evaluate that policy if you serve it."
-"""Warning beside a proposed weight. In docs/findings.md one changed the trainer's reward by +0.093, the sampler's by −0.115."""
+"""Warning beside a proposed weight. One in docs/findings.md changed the trainer's reward by +0.093, the sampler's by −0.115."""
 
 
 def lines(verdict: Verdict) -> list[str]:
@@ -68,7 +68,7 @@ def lines(verdict: Verdict) -> list[str]:
 
 
 def deployed_lines(verdict: Verdict) -> list[str]:
-    """Format the correction that a tested rule names for each policy to be deployed; empty if no rule was tested."""
+    """Format the correction that the rule tested in docs/decision.md chooses for each deployed policy; [] without such a rule."""
     return [
         line
         for one in verdict.deployed
@@ -85,7 +85,7 @@ def persistence_lines(verdict: Verdict) -> list[str]:
 
 
 def ends(presets: list[PresetEffect]) -> list[PresetEffect]:
-    """The first LEAST and the last MOST presets, or all if there are no more."""
+    """The first LEAST and the last MOST of the presets, or all if there are not more than these."""
     return presets if len(presets) <= LEAST + MOST else [*presets[:LEAST], *presets[-MOST:]]
 
 
@@ -138,7 +138,7 @@ def headline(verdict: Verdict) -> str:
 
 
 def reasons(verdict: Verdict) -> list[str]:
-    """Return the reason of the verdict by the size of the mismatch, and a sentence if that rule is untested."""
+    """Return sentences: why the mismatch's size gives the verdict, and whether a tested rule chooses the correction instead."""
     if _tested(verdict):
         return [f"By its size alone: {WORDS[verdict.need]}.", verdict.reason]
     untested = dict.fromkeys(one.measured for one in verdict.deployed if verdict.diagnosis.consistent)
@@ -146,19 +146,19 @@ def reasons(verdict: Verdict) -> list[str]:
 
 
 def served(verdict: Verdict) -> list[str]:
-    """The warning SERVED in a list if an untested rule proposes a weight and the policy that samples may be deployed; else []."""
+    """Return [SERVED], a warning, if an untested rule proposes a weight and the sampler's policy may be deployed; else []."""
     may_serve = any(one.policy == "sampler" for one in verdict.deployed)
     return [SERVED] if verdict.proposal is not None and may_serve and not _tested(verdict) else []
 
 
 def doubted(verdict: Verdict) -> list[str]:
-    """Sentence on why the proposal is provisional, in a list; empty if its bound is not doubtful."""
+    """Return [a sentence on why the proposed bound is provisional], or [] if the dump's data support the bound."""
     p = verdict.proposal
     return [f"The bound is provisional ({p.verdict})."] if p is not None and p.doubtful else []
 
 
 def starved(verdict: Verdict) -> list[str]:
-    """Sentences on presets that keep almost no tokens, and on bounds of the geometric mean ratio that fit; else empty."""
+    """Return [text on the presets that keep almost no tokens, and on bounds that the geometric mean ratio needs], or []."""
     names = [preset.label.split(",")[0] for preset in verdict.presets if preset.tokens_kept < STARVED]
     if not names:
         return []
@@ -169,14 +169,14 @@ def starved(verdict: Verdict) -> list[str]:
 
 
 def pastes(verdict: Verdict) -> list[dict[str, list[str]]]:
-    """Settings to copy, by framework: of each correction that a tested rule names, or of the proposal if no rule was tested."""
+    """List of {framework: settings to copy}, one for each correction that tested rules choose, else for the proposed weight."""
     if _tested(verdict):
         return list({one.arm: one.settings for one in verdict.deployed if one.settings}.values())
     return [verdict.proposal.settings] if verdict.proposal else []
 
 
 def pasted(by_framework: dict[str, list[str]]) -> list[str]:
-    """Format settings of frameworks as lines: on one if they fit, else one each. Beside others, Faultline's are left out."""
+    """Format settings to copy: a line per framework if they fit, else a line per setting. Faultline's are shown only if alone."""
     out = []
     for name, settings in by_framework.items():
         if name == "Faultline" and len(by_framework) > 1:
@@ -188,7 +188,7 @@ def pasted(by_framework: dict[str, list[str]]) -> list[str]:
 
 
 def _tested(verdict: Verdict) -> bool:
-    """Whether a tested rule replaces the verdict by the size of the mismatch; never if log-probabilities are not consistent."""
+    """Whether a rule tested in docs/decision.md chooses the correction; never if the log-probabilities are not consistent."""
     return verdict.diagnosis.consistent and any(one.rule is not None for one in verdict.deployed)
 
 
@@ -201,7 +201,7 @@ def _scales(m: Mismatch) -> list[str]:
 
 
 def _narrow(verdict: Verdict) -> list[str]:
-    """UNGROUPED, which warns of too narrow intervals, as a line in a list; empty if the dump says which prompt a response has."""
+    """Return [UNGROUPED], a warning of too narrow intervals, if a dump does not say which responses share a prompt; else []."""
     return [f"Note: {UNGROUPED}"] if UNGROUPED in verdict.limitations else []
 
 

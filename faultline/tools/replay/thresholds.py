@@ -31,11 +31,11 @@ DEFAULT = _default()
 """Default bounds C: 1,000 from 1 + 1e-6 to e²⁰, where ratios are clamped, 1.7 % apart in log C, ROUND among them."""
 
 Sums = dict[str, np.ndarray]
-"""Sums of a kind of correction at each bound, [K], by name, over tokens with effective weight g and exact sequence weight R."""
+"""Name -> sum over tokens at each bound of a kind of correction, [K]. g: effective weight; exact: sequence weight R."""
 
 
 class Thresholds:
-    """Sums over batches for corrections `chosen` (None: all) at bounds `c` [K]. Call `add` for each batch, then `table`."""
+    """Sums over batches for kinds of correction `chosen` (None: all) at bounds `c` [K]. Call `add` by batch, then `table`."""
 
     def __init__(self, c: np.ndarray = DEFAULT, chosen: list[Family] | None = None):
         self.c = np.asarray(c, dtype=np.float64)

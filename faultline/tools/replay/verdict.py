@@ -44,7 +44,7 @@ UNCHANGED = 0.999
 """ESS (a share) above which truncated weights hardly vary. They then only scale the loss and correct nothing."""
 
 Need = Literal["none", "advised", "required", "undecided", "no weight suffices", "not asked"]
-"""Need of a correction. not asked: the log-probabilities have a fault, or differ by more than rounding."""
+"""Whether a dump needs a correction. not asked: the log-probabilities have a fault, or differ by more than rounding."""
 
 
 class _Part(BaseModel):
@@ -63,7 +63,7 @@ class DumpSize(_Part):
 
 
 class Mismatch(_Part):
-    """Statistics of the uncorrected ρ = π_old/μ. Pareto k is null if the weights do not vary, an ESS if all weights underflow."""
+    """Statistics of the uncorrected ρ = π_old/μ. Pareto k is null for equal weights, an ESS is null if all underflow."""
 
     k1: float = Field(description="mean of log μ − log π_old, nats per token")
     k3: float = Field(description="mean of ρ − 1 − log ρ, nats per token")
@@ -176,7 +176,7 @@ def judge(
 ) -> Verdict:
     """Judge a replayed dump and return its verdict.
 
-    null: replay of a dump without mismatch. advice: the proposed bounds, at the same target. found: the diagnosis of the dump; no
+    null: replay of a dump without mismatch. advice: the bounds proposed for `target`. found: the diagnosis of the dump; no
     correction is proposed unless it is "consistent". shown: names of the presets to list; None for all.
     """
     diagnosis = diagnosed(found)
@@ -242,11 +242,10 @@ def diagnosed(found: diagnose.Diagnosis) -> DiagnosisSummary:
 
 
 def propose(replayed: Replayed, bounds: pd.DataFrame, target: Target) -> Proposal | None:
-    """Propose the sequence weight truncated at USUAL if it has the target ESS, because it is exact; else the token weight.
+    """Propose the sequence weight truncated at USUAL, because it is exact, if it has the target ESS; else the token weight.
 
-    The token weight is truncated at USUAL, or at the largest smaller bound that has the ESS. Returns None if no bound has it.
-    At a K3 of LARGE or more, a weight that hardly varies is not proposed: every response is at its cap, or the ratios cancel
-    out.
+    The token weight is truncated at USUAL, or at the largest smaller bound with that ESS; None if no bound has it. At a K3
+    of LARGE or more, a weight that hardly varies is not proposed: every response is at the bound, or the ratios cancel out.
     """
     large = replayed.mismatch["rollout_corr/k3_kl"] >= LARGE
     ess = replayed.thresholds.table().set_index(["family", "c"]).ess
@@ -276,7 +275,7 @@ def _rounded_down(c: float) -> float:
 
 
 def _need(mismatch: Mismatch, proposal: Proposal | None, target: Target) -> tuple[Need, str]:
-    """Return the need of a correction, and the reason. It is undecided if the ends of K3's interval give different answers."""
+    """Return (need of a correction, reason). The need is "undecided" if the ends of K3's interval give different answers."""
     if mismatch.largest_log_ratio == 0:
         return "none", "Every ratio is exactly 1."
     fits = mismatch.ess_sequence is not None and mismatch.ess_sequence >= target.ess
@@ -297,7 +296,7 @@ def _need(mismatch: Mismatch, proposal: Proposal | None, target: Target) -> tupl
 
 
 def _by_k3(k3: float, fits: bool) -> Literal["none", "advised", "required"]:
-    """Need of a correction by K3. fits: whether the sequence ESS reaches the target, which many small ratios may prevent."""
+    """Whether a mismatch of `k3` needs a correction. fits: whether the sequence ESS reaches the target, as "none" requires."""
     if k3 >= LARGE:
         return "required"
     return "none" if k3 < NEGLIGIBLE and fits else "advised"
@@ -317,7 +316,7 @@ def _reason(need: Literal["none", "advised", "required"], mismatch: Mismatch) ->
 
 
 def listed(replayed: Replayed, null: Replayed | None, shown: Container[str] | None = None) -> list[PresetEffect]:
-    """Effects of the replayed presets named in `shown` (None: all presets), by ascending ESS."""
+    """Effects on a dump of the presets in `shown` (None: all), by ascending ESS. null: a dump without mismatch, or None."""
     return [
         PresetEffect(
             preset=row["correction"],

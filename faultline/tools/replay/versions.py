@@ -1,4 +1,4 @@
-"""Mismatch by the age of the weights that sampled a token: the part of staleness in asynchronous or partial rollouts."""
+"""Mismatch of tokens by the age of the weights that sampled them: the effect of stale weights in asynchronous rollouts."""
 
 from __future__ import annotations
 
