@@ -32,14 +32,14 @@ def plan(
     comparisons: int = 1,
     seeds: Collection[int] = (),
 ) -> pd.DataFrame:
-    """A row per control arm: the spread of its last rewards over seeds, and the number of seeds that claims need.
+    """A row per control arm: the spread of its last rewards over seeds, and the number of seeds per arm that a claim needs.
 
-    An arm is a group of runs alike but for the seed; a control arm is uncorrected, in the trainer's own precision. A claim
-    compares two arms. difference: true difference of mean rewards to detect. margin: difference within which arms count as
+    An arm is a group of runs alike but for the seed; a control arm is uncorrected, with rollouts in the trainer's precision. A
+    claim compares two arms. difference: true difference of mean rewards to detect. margin: difference within which arms count as
     equivalent. power: wanted probability of success. comparisons: number of comparisons under Holm's adjustment; the first must
-    reach p ≤ LEVEL / comparisons. The number of seeds per arm is given for the measured spread and for its upper 80 % limit. It
-    always suffices for an exact test to reach that p. seeds: those to read; all if empty. Raises UserError on a sweep without
-    two ended runs of a control, on equal rewards, and on numbers out of bounds.
+    reach p ≤ LEVEL / comparisons. seeds: those to read; all if empty. The number of seeds is given for the measured spread and
+    for its upper 80 % limit, and lets an exact test reach p ≤ LEVEL / comparisons. Raises UserError if no control arm has two
+    ended runs, if all rewards of one are equal, and if an argument is out of bounds.
     """
     for name, value, most in (("--difference", difference, 1), ("--margin", margin, 1), ("--power", power, 0.999)):
         if not 0 < value <= most:

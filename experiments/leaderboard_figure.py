@@ -1,4 +1,4 @@
-"""The leaderboard's figure: gain in reward over no correction, by loss or correction, for each policy that may be deployed."""
+"""The leaderboard's figure: gain in reward over no correction, by loss or correction, for trainer's and sampling policy."""
 
 from __future__ import annotations
 

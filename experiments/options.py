@@ -252,7 +252,7 @@ def importer() -> str:
 
 
 def fate(name: str) -> str:
-    """The reason to keep a config key, or an option as group=name, in Markdown."""
+    """Markdown text that says why the config key or option `name` is kept. An option is written group=name."""
     if name in CHOSEN:
         return "[its options](#options-of-the-groups)"
     cited = [source for source, use in evidence().items() if name in use.keys | use.options]

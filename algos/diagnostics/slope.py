@@ -43,7 +43,7 @@ def slope(pairs: LogpPairs) -> dict[str, float]:
 
 
 def _line(x: Tensor, y: Tensor, cluster: Tensor) -> tuple[float, float, float]:
-    """Regress y on x: (slope, its clustered error, share of the variance of y − x explained); NaN with fewer than 8 values."""
+    """Regress y on x: (slope, its standard error clustered by `cluster`, explained share of Var(y − x)); NaN below 8 values."""
     if len(x) < 8:
         return math.nan, math.nan, math.nan
     centred = x - x.mean()

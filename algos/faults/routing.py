@@ -1,4 +1,4 @@
-"""Note `routing`, which is no fault: a few tokens carry the mismatch, because sampler and trainer choose different experts."""
+"""The note `routing`, no fault: few tokens carry most of the mismatch, since sampler and trainer choose different experts."""
 
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import PRIME, SKYRL, VERL, VLLM, Fault, beyond

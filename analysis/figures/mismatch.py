@@ -116,7 +116,7 @@ def aligned_traces(results: Results) -> Figure | str:
 
 
 def _aligned(axis: Axes, rows: pd.DataFrame, name: str, number: int, mark: Mark) -> None:
-    """Draw metric `name` of `number` collapsed runs of one source of mismatch: each if at most 5, else the three quartiles."""
+    """Draw metric `name` of `number` collapsed runs over the steps from their collapse: each if at most 5, else quartiles."""
     if rows.empty:
         return
     if number <= FEW:

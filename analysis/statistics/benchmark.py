@@ -57,9 +57,9 @@ def interval(gains: np.ndarray, seed: int = 0) -> tuple[float, float]:
     """The 95 % percentile interval of the interquartile mean by a bootstrap of seeds. gains: [seeds, regimes].
 
     A regime is a task and model with a source of mismatch. Each resample draws as many seeds as there are, with replacement, and
-    takes them in every regime: the gains of a seed depend on each other, since it has the same prompts and noise in all regimes.
-    In regimes of equal tasks and models it has one warm start too. rliable draws independently in each task instead. The regimes
-    are held fixed, so the interval says nothing about other ones. So is the scale of the gains, a mean over all seeds.
+    takes them in every regime: the gains of a seed are correlated, because it has the same prompts and noise in all regimes, and
+    the same warm start in regimes with the same task and model. rliable draws independently in each task instead. The regimes
+    are held fixed, so the interval says nothing about other regimes. The scale of the gains is held fixed too.
     """
     rng = np.random.default_rng(seed)
     drawn = gains[rng.integers(0, len(gains), (RESAMPLES, len(gains)))].reshape(RESAMPLES, -1)

@@ -20,7 +20,7 @@ Curves = dict[str, list[dict[str, float]]]
 
 
 def curves(steps: pd.DataFrame) -> Curves:
-    """The evaluations of each run that began at step 0. Other runs lack evaluations that their detectors have read."""
+    """The evaluations of each run that began at step 0. A run that branched off another lacks those before its first step."""
     if not {"eval/reward", "eval/stderr"} <= set(steps.columns):
         return {}
     whole = steps.groupby("run", observed=True).step.transform("min") == 0

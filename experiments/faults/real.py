@@ -304,7 +304,7 @@ def _bos(bed: Bed, size: float, precision: str) -> LoggedTokens:
 def _template(bed: Bed, size: float, precision: str) -> LoggedTokens:
     """The fault `template`: the trainer's prompts lack the system message.
 
-    A turn begins with the first token of the prompt, so everything before the second occurrence of that token is removed.
+    Every turn begins with the prompt's first token, so everything before the second occurrence of that token is removed.
     """
     opens = bed.prompts == bed.prompts.gather(1, (bed.prompts != PAD).long().argmax(1)[:, None])
     kept = opens.cumsum(1) >= 2

@@ -71,7 +71,7 @@ def transplant(checkpoint: Checkpoint, run: RunFolder) -> None:
 def parts_at(checkpoint: Checkpoint) -> Iterator[Parts]:
     """Context manager that builds a run's trainer, sampler and other parts with the policy of a checkpoint. It writes nothing.
 
-    The parts serve measurements, which take no optimizer step. So even a run with masters=kahan is read on any number of ranks.
+    The parts serve measurements, which take no optimizer step. So they are read on any number of ranks, with masters=kahan too.
     """
     from safetensors.torch import load_file
 

@@ -1,6 +1,6 @@
 """Tasks with a verifier: their interface and their registry.
 
-The task `chain` defines its own tokens. The other tasks are text and need a tokenizer; in `tools` a calculator answers.
+The task `chain` defines its own tokens. The other tasks are text and need a tokenizer; in `tools` the policy calls a calculator.
 """
 
 from __future__ import annotations

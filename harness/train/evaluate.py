@@ -44,7 +44,7 @@ class Evaluator:
         return prompts[:number].repeat_interleave(self.config.samples, dim=0)
 
     def judge(self) -> tuple[dict[str, float], dict[Question, np.ndarray]]:
-        """Return (metrics of an evaluation, mean reward of each prompt [prompts] fp64 by `Question`).
+        """Return (metrics of an evaluation, dict from split and policy to the mean reward of each prompt [prompts] fp64).
 
         eval/reward is the reward of the policy that `evaluation.policy` names. With "both" it is that of the trainer's own
         policy. The rollout policy's is then eval/rollout_reward, with eval/rollout_stderr, and eval/gap = eval/reward −

@@ -48,7 +48,7 @@ class TrainingForward:
 
     @torch.no_grad()
     def with_routes(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes]:
-        """Return (log π_θ [B, T] of a mini-batch, experts that were used). replay: records to reuse. Every rank must call it."""
+        """Return (log π_θ [B, T], experts that the tokens used). replay: recorded experts to reuse. Every rank must call it."""
         logp, shares = torch.zeros(tokens.shape, device=tokens.device), []
         parts = self.micro_batches(prompts, tokens)
         for rows in parts:

@@ -151,7 +151,7 @@ def together(table: pd.DataFrame) -> list[pd.DataFrame]:
 
 
 def _called(methods: Iterable[str]) -> str:
-    """Join gradient estimators' names, LOSS CORRECTION. Losses with one correction stand together before it: `pg, ppo icepop`."""
+    """Join names of the form "LOSS CORRECTION". Losses stand before a correction that they share: `pg, ppo icepop`."""
     losses: dict[str, dict[str, None]] = {}
     for method in methods:
         loss, _, correction = method.partition(" ")
