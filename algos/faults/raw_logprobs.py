@@ -1,7 +1,7 @@
 """Fault `raw_logprobs`: the sampler logs its probabilities as they are before it applies the temperature."""
 
 from algos.diagnostics.evidence import Statistics
-from algos.faults.base import OFF, PRIME, SIZE, SKYRL, SURE, TRL, VERL, VLLM, VLLM_MODE, Fault, beyond
+from algos.faults.base import OFF, PRIME, SIZE, SURE, TRL, VERL, VLLM, VLLM_MODE, Fault, beyond
 
 EXPLAINED = 0.2
 """Minimum share of the variance of logit π − logit μ that the regression of logit π on logit μ must explain for the fault."""
@@ -33,7 +33,7 @@ FAULT = Fault(
     {
         "vLLM": VLLM_MODE + "; set processed_logprobs",
         "verl": "actor_rollout_ref.rollout.logprobs_mode=processed_logprobs, and rollout.temperature on both sides",
-        "SkyRL": "generator.sampling_params.temperature: no key sets logprobs_mode, so vLLM's default applies",
+        "SkyRL": "generator.inference_engine.engine_init_kwargs.logprobs_mode=processed_logprobs; not set, vLLM's default",
         "TRL": "temperature, and --logprobs-mode processed_logprobs of a vLLM server that TRL did not start",
         "prime-rl": "logprobs_mode of the inference server: processed_logprobs is set unless another is",
     },
@@ -41,7 +41,7 @@ FAULT = Fault(
     (
         f"{VLLM} config/model.py",
         f"{VERL} rollout.yaml:93",
-        f"{SKYRL}: no occurrence; vllm-project/vime issue 64",
+        "SkyRL 0.3.0: each key of engine_init_kwargs is set on vLLM's arguments (read, not run); vllm-project/vime issue 64",
         f"{TRL} issues 4159 and 6945",
         f"{PRIME} configs/inference.py:611 and pull 697",
         "vllm-project/vllm issue 42259",

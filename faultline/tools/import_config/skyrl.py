@@ -71,6 +71,7 @@ def translate(source: Source, out: Translation) -> None:
     _kl(source, out)
     out.rename(source, RENAMED)
     out.epochs(source, "trainer.epochs", "trainer.max_training_steps")
+    source.take("generator.sampling_params.logprobs")  # log μ is always recorded here
     out.sampling(source, "generator.sampling_params.top_p", "generator.sampling_params.top_k")
     _entropy_and_groups(source, out)
     operation.of_skyrl(source, out)

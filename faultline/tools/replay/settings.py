@@ -1,4 +1,7 @@
-"""Settings of verl 0.9.1, SkyRL 0.3.0, TRL 1.16.0 and this project for a truncated weight."""
+"""Settings of verl 0.9.1, SkyRL 0.3.0, TRL 1.16.0 and this project for a truncated weight.
+
+verl's and SkyRL's include the keys that record log μ, without which they apply no weight. TRL records it with use_vllm=True.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,17 @@ def settings(level: str, upper: float) -> dict[str, list[str]]:
     """Map each framework to its settings for w = min(π_old/μ, `upper`) per token or sequence. TRL's are keyword arguments."""
     c = f"{upper:g}"
     return {
-        "verl": [f"{VERL}.rollout_is={level}", f"{VERL}.rollout_is_threshold={c}"],
-        "SkyRL": [f"{SKYRL}.tis_ratio_type={level}", f"{SKYRL}.{level}_tis_ratio_clip_high={c}"],
+        "verl": [
+            "actor_rollout_ref.rollout.calculate_log_probs=True",
+            f"{VERL}.bypass_mode=False",
+            f"{VERL}.rollout_is={level}",
+            f"{VERL}.rollout_is_threshold={c}",
+        ],
+        "SkyRL": [
+            "generator.sampling_params.logprobs=1",
+            f"{SKYRL}.tis_ratio_type={level}",
+            f"{SKYRL}.{level}_tis_ratio_clip_high={c}",
+        ],
         "TRL": [f'vllm_importance_sampling_mode="{level}_truncate"', f"vllm_importance_sampling_clip_max={c}"],
         "Faultline": [f"correction={level}_truncate", f"correction.weight.upper={c}"],
     }

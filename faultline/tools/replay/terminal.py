@@ -31,7 +31,7 @@ SERVED = "A correction can lower the policy that samples: evaluate that policy i
 
 
 def lines(verdict: Verdict) -> list[str]:
-    """Format a verdict in about 24 lines of at most WIDTH printable characters, names cut to fit, and a line per gate."""
+    """Format a verdict in about 26 lines of at most WIDTH printable characters, names cut to fit, and a line per gate."""
     d, m = verdict.dump, verdict.mismatch
     bad = f"; {d.bad_rows:,} bad rows left out" if d.bad_rows else ""
     size = f"{d.name[:48]}: {d.responses:,} responses, {d.tokens:,} tokens, {d.batches:,} batch{'es' * (d.batches > 1)}{bad}"
@@ -176,14 +176,26 @@ def pastes(verdict: Verdict) -> list[dict[str, list[str]]]:
 
 
 def pasted(by_framework: dict[str, list[str]]) -> list[str]:
+<<<<<<< HEAD
     """Format settings to copy: a line per framework if they fit, else a line per setting. Faultline's are shown only if alone."""
     out = []
+=======
+    """Format settings of frameworks as lines of at most WIDTH, as few as that takes. Beside others, Faultline's are left out."""
+    out: list[str] = []
+>>>>>>> 8c27cb2aa6d32f18f817cae3dc85be9aeeb5f654
     for name, settings in by_framework.items():
         if name == "Faultline" and len(by_framework) > 1:
             continue
         joint = ", " if name == "TRL" else " "
-        one = f"{name:<6} {joint.join(settings)}"
-        out += [one] if len(one) <= WIDTH else [f"{name if i == 0 else '':<6} {line}" for i, line in enumerate(settings)]
+        first, *more = settings
+        out.append(f"{name:<6} {first}")
+        for setting in more:
+            one = f"{out[-1]}{joint}{setting}"
+            if len(one) <= WIDTH:
+                out[-1] = one
+            else:
+                out[-1] += joint.rstrip()
+                out.append(f"{'':<6} {setting}")
     return out
 
 

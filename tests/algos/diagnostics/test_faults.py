@@ -45,6 +45,13 @@ def test_an_edit_is_named(example, edit, name):
     assert found.evidence and found.check and found.strength >= 1
 
 
+def test_the_check_of_raw_log_probabilities_names_the_key_of_each_program():
+    """SkyRL 0.3.0 sets every key of engine_init_kwargs on vLLM's arguments."""
+    check = FAULTS["raw_logprobs"].check
+    assert "generator.inference_engine.engine_init_kwargs.logprobs_mode=processed_logprobs" in check["SkyRL"]
+    assert "actor_rollout_ref.rollout.logprobs_mode=processed_logprobs" in check["verl"]
+
+
 def moved(scale: float, seed: int = 0) -> Batch:
     """512 tokens drawn by two-token policies of many logits, whose trainer multiplies the logits by `scale`."""
     draws = torch.Generator().manual_seed(seed)

@@ -9,6 +9,7 @@ import jsonschema
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from scipy.stats import binom
 
 from faultline.cli import main
@@ -264,7 +265,7 @@ def test_the_settings_are_those_that_the_frameworks_read(tmp_path, level):
     made = settings(level, 1.75)
     for name in ("verl", "SkyRL", "TRL"):
         pairs = dict(line.split("=") for line in made[name])
-        values = {key: json.loads(value) if value.startswith('"') else value for key, value in pairs.items()}
+        values = {key: yaml.safe_load(value) for key, value in pairs.items()}
         (tmp_path / "theirs.json").write_text(json.dumps(values | ({"use_vllm": True} if name == "TRL" else {})))
         text = import_config(tmp_path / "theirs.json")
         assert "not translated" not in text
@@ -273,12 +274,33 @@ def test_the_settings_are_those_that_the_frameworks_read(tmp_path, level):
     assert (config.correction.weight.level, config.correction.weight.upper) == (level, 1.75)
 
 
-def test_the_terminal_shows_the_verdict_in_24_lines(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_the_settings_are_whole(level):
+    """Without calculate_log_probs verl 0.7.0 skips the weight, and without logprobs SkyRL has no log μ (docs/collapsed.md)."""
+    made = settings(level, 2.0)
+    page = Path("docs/collapsed.md").read_text()
+    blocks = [body.splitlines() for body in re.findall(r"^```text\n(.*?)^```", page, re.M | re.S)]
+    assert [[line.replace(level, "token") for line in made[name]] for name in ("verl", "SkyRL")] == blocks
+
+
+def test_pasted_settings_fill_lines_of_100_characters():
+    shown = terminal.pasted(settings("token", 2.0))
+    assert shown[:3] == [
+        "verl   actor_rollout_ref.rollout.calculate_log_probs=True",
+        "       algorithm.rollout_correction.bypass_mode=False algorithm.rollout_correction.rollout_is=token",
+        "       algorithm.rollout_correction.rollout_is_threshold=2",
+    ]
+    assert [line[:6].strip() for line in shown] == ["verl", "", "", "SkyRL", "", "", "TRL"]
+    for level in ("token", "sequence"):
+        assert max(map(len, terminal.pasted(settings(level, 1.75)))) <= terminal.WIDTH
+
+
+def test_the_terminal_shows_the_verdict_in_26_lines(tmp_path, capsys, monkeypatch):
     """The page's line is the last. Nothing is wider than 100 characters but the path."""
     monkeypatch.chdir(tmp_path)
     main(["replay", "--example"])
     shown = capsys.readouterr().out.splitlines()
-    assert len(shown) <= 24 and max(map(len, shown[:-1])) <= 100
+    assert len(shown) <= 26 and max(map(len, shown[:-1])) <= 100
     assert shown[0].startswith("LOG-PROBABILITIES  consistent: mean ratio 1.0005 ± 0.0024 ")
     assert shown[1].startswith("SmolLM2-135M, FP8 rollout: ")
     assert shown[2] == "VERDICT  Correct it: truncate token weights at 2. It keeps all tokens, ESS 0.93."
