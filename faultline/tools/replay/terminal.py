@@ -176,13 +176,8 @@ def pastes(verdict: Verdict) -> list[dict[str, list[str]]]:
 
 
 def pasted(by_framework: dict[str, list[str]]) -> list[str]:
-<<<<<<< HEAD
-    """Format settings to copy: a line per framework if they fit, else a line per setting. Faultline's are shown only if alone."""
-    out = []
-=======
-    """Format settings of frameworks as lines of at most WIDTH, as few as that takes. Beside others, Faultline's are left out."""
+    """Format settings to copy as lines of at most WIDTH, as few as that takes. Faultline's are shown only if alone."""
     out: list[str] = []
->>>>>>> 8c27cb2aa6d32f18f817cae3dc85be9aeeb5f654
     for name, settings in by_framework.items():
         if name == "Faultline" and len(by_framework) > 1:
             continue
