@@ -89,7 +89,7 @@ def test_its_one_picture_has_the_finding_as_its_title():
 
 
 def test_the_finding_is_what_replay_prints(verdict):
-    """Filters that keep less than a quarter of the batch."""
-    kept = [int(share) for line in verdict for share in re.findall(r"\s(\d+)%  0\.", line)]
-    few = sorted(share for share in kept if share < 25)
-    assert f"leave {few[0]} to {few[-1]} % of this FP8 batch" in README and len(few) == 4
+    """Four filters keep less than a quarter of the batch, and the proposed weight an ESS of 0.93."""
+    few = sorted(int(share) for line in verdict for share in re.findall(r"\s(\d+)%  0\.", line) if int(share) < 25)
+    assert len(few) == 4 and f"leave {few[0]} to {few[-1]} % of this FP8 batch" in README
+    assert any(line.startswith("VERDICT") and "ESS 0.93" in line for line in verdict) and "that weight 93 %" in README

@@ -11,6 +11,8 @@ from faultline.tools.replay.verdict import STARVED, UNGROUPED, DiagnosisSummary,
 from harness.errors import printable
 
 WIDTH = 100
+PASTED = 104
+"""Maximum width of lines with settings: that of two of verl's or SkyRL's."""
 LEAST, MOST = 5, 3
 """Numbers of presets that the terminal shows: those with the least ESS, and those with the most, such as no correction."""
 CHECK = 17
@@ -31,7 +33,7 @@ SERVED = "A correction can lower the policy that samples: evaluate that policy i
 
 
 def lines(verdict: Verdict) -> list[str]:
-    """Format a verdict in about 26 lines of at most WIDTH printable characters, names cut to fit, and a line per gate."""
+    """Format a verdict in about 24 lines of at most WIDTH printable characters, names cut to fit, and a line per gate."""
     d, m = verdict.dump, verdict.mismatch
     bad = f"; {d.bad_rows:,} bad rows left out" if d.bad_rows else ""
     size = f"{d.name[:48]}: {d.responses:,} responses, {d.tokens:,} tokens, {d.batches:,} batch{'es' * (d.batches > 1)}{bad}"
@@ -62,9 +64,8 @@ def lines(verdict: Verdict) -> list[str]:
         *_columns(ends(verdict.presets)),
         *(f"Not shown: {line}" for line in limitations),
         *_narrow(verdict),
-        *(line for settings in pastes(verdict) for line in pasted(settings)),
     ]
-    return [printable(line)[:WIDTH] for line in out]
+    return [*(printable(line)[:WIDTH] for line in out), *(line for one in pastes(verdict) for line in pasted(one))]
 
 
 def deployed_lines(verdict: Verdict) -> list[str]:
@@ -176,7 +177,7 @@ def pastes(verdict: Verdict) -> list[dict[str, list[str]]]:
 
 
 def pasted(by_framework: dict[str, list[str]]) -> list[str]:
-    """Format settings to copy as lines of at most WIDTH, as few as that takes. Faultline's are shown only if alone."""
+    """Format settings to copy as lines of at most PASTED, as few as that takes. Faultline's are shown only if alone."""
     out: list[str] = []
     for name, settings in by_framework.items():
         if name == "Faultline" and len(by_framework) > 1:
@@ -186,7 +187,7 @@ def pasted(by_framework: dict[str, list[str]]) -> list[str]:
         out.append(f"{name:<6} {first}")
         for setting in more:
             one = f"{out[-1]}{joint}{setting}"
-            if len(one) <= WIDTH:
+            if len(one) <= PASTED:
                 out[-1] = one
             else:
                 out[-1] += joint.rstrip()

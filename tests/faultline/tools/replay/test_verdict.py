@@ -292,15 +292,15 @@ def test_pasted_settings_fill_lines_of_100_characters():
     ]
     assert [line[:6].strip() for line in shown] == ["verl", "", "", "SkyRL", "", "", "TRL"]
     for level in ("token", "sequence"):
-        assert max(map(len, terminal.pasted(settings(level, 1.75)))) <= terminal.WIDTH
+        assert max(map(len, terminal.pasted(settings(level, 1.75)))) <= terminal.PASTED
 
 
-def test_the_terminal_shows_the_verdict_in_26_lines(tmp_path, capsys, monkeypatch):
-    """The page's line is the last. Nothing is wider than 100 characters but the path."""
+def test_the_terminal_shows_the_verdict_in_24_lines(tmp_path, capsys, monkeypatch):
+    """The page's line is the last. Nothing is wider than 104 characters but the path."""
     monkeypatch.chdir(tmp_path)
     main(["replay", "--example"])
     shown = capsys.readouterr().out.splitlines()
-    assert len(shown) <= 26 and max(map(len, shown[:-1])) <= 100
+    assert len(shown) <= 24 and max(map(len, shown[:-1])) <= terminal.PASTED
     assert shown[0].startswith("LOG-PROBABILITIES  consistent: mean ratio 1.0005 ± 0.0024 ")
     assert shown[1].startswith("SmolLM2-135M, FP8 rollout: ")
     assert shown[2] == "VERDICT  Correct it: truncate token weights at 2. It keeps all tokens, ESS 0.93."
