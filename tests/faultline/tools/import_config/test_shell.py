@@ -273,7 +273,8 @@ def test_a_recipe_is_ready_to_run(tmp_path, capsys):
     (tmp_path / "tis.sh").write_text(next(iter(RECIPES.values()))[0])
     main(["import-config", str(tmp_path / "tis.sh"), "--launch", str(tmp_path / "conf"), "seed=4"])
     shown = capsys.readouterr()
-    assert shown.out.startswith("faultline train --config-dir") and "+experiment=tis seed=4" in shown.out
+    assert shown.out.startswith("torchrun --nproc-per-node 8 -m experiments.train --config-dir")
+    assert "+experiment=tis seed=4" in shown.out
     assert "# WARNING: trainer.total_epochs=15" in shown.err
     body = yaml.safe_load((tmp_path / "conf/experiment/tis.yaml").read_text())
     assert (body["model"]["path"], body["task"]) == (
