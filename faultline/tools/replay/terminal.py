@@ -22,7 +22,7 @@ LIMITATIONS = 1
 WORDS = {
     "none": "leave it uncorrected",
     "advised": "consider a correction",
-    "required": "correct it",
+    "required": "try a correction",
     "undecided": "undecided whether to correct it",
     "no weight suffices": "no importance weight suffices",
     "not asked": "no correction is proposed",
@@ -94,7 +94,8 @@ def diagnosis_lines(d: DiagnosisSummary) -> list[str]:
     """Format the diagnosis of a dump as lines. With a fault, the lines include its evidence and what to check in each program."""
     if d.consistent:
         note = [f"  Note, {d.fault}: {d.evidence}"] if d.fault else []
-        return [f"LOG-PROBABILITIES  consistent: {mean_ratio(d)}", *note]
+        told = "consistent" if d.tells else "too few prompts to find a fault"
+        return [f"LOG-PROBABILITIES  {told}: {mean_ratio(d)}", *note]
     name = f"FAULT  {d.fault}: " if d.fault else "UNKNOWN  "
     out = wrap(f"{name}{d.evidence}", WIDTH, subsequent_indent="  ")
     for i, (program, what) in enumerate(d.check.items()):
@@ -108,7 +109,7 @@ def mean_ratio(d: DiagnosisSummary) -> str:
     if d.mean_ratio is None:
         return "no token tells"
     if d.error is None:
-        return f"mean ratio {d.mean_ratio:.4f}, without an error of so few prompts"
+        return f"mean ratio {d.mean_ratio:.4f}, without a standard error"
     power = "" if d.power is None else f" (a mean off by {d.power:.2g} would show)"
     return f"mean ratio {d.mean_ratio:.4f} ± {d.error:.4f}{power}"
 
@@ -166,7 +167,8 @@ def starved(verdict: Verdict) -> list[str]:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     band = next((bound for bound in verdict.bounds if bound.family == "reject-geometric" and bound.verdict == "ok"), None)
     fits = "" if band is None else f" A geometric band needs {band.lower:.3g} to {band.upper:.3g}."
-    return [f"Not here: {', '.join(names[:3])}{more}, which keep under {STARVED:.0%}.{fits}"]
+    keep = "keeps" if len(names) == 1 else "keep"
+    return [f"Not here: {', '.join(names[:3])}{more}, which {keep} under {STARVED:.0%}.{fits}"]
 
 
 def pastes(verdict: Verdict) -> list[dict[str, list[str]]]:

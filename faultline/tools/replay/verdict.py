@@ -92,6 +92,11 @@ class DiagnosisSummary(_Part):
         """Whether the log-probabilities are consistent, so that a correction may be proposed."""
         return self.kind == "consistent"
 
+    @property
+    def tells(self) -> bool:
+        """Whether the mean ratio has a standard error, so that the test for faults could have failed. It takes four prompts."""
+        return self.error is not None
+
 
 class PresetEffect(_Part):
     """Effect of one correction preset on a dump."""
@@ -194,6 +199,12 @@ def judge(
     need, reason = _need(mismatch, proposal, target)
     if not diagnosis.consistent:
         need, reason, proposal = "not asked", MEND_FIRST, None
+    elif not diagnosis.tells:
+        need, reason, proposal = (
+            "undecided",
+            "Dump at least four prompts, better a thousand responses: this hides any fault.",
+            None,
+        )
     elif replayed.fills:
         fills = f"{replayed.fills:,} of {replayed.tokens:,} tokens have a log-probability below {FILL:g}"
         need, reason, proposal = "undecided", f"{fills}, a mask's fill: set their mask to false.", None

@@ -126,7 +126,7 @@ def test_the_need_goes_by_the_published_scales(tmp_path, k3, need):
     verdict = verdict_of(dump(tmp_path / "d.parquet", ratios))
     assert verdict.mismatch.k3 == pytest.approx(k3, rel=1e-9) and verdict.need == need
     assert (verdict.proposal is None) == (need == "none")
-    words = {"none": "Leave it uncorrected.", "advised": "Consider a correction: ", "required": "Correct it: "}
+    words = {"none": "Leave it uncorrected.", "advised": "Consider a correction: ", "required": "Try a correction: "}
     assert terminal.headline(verdict).startswith(words[need])
     between, above = "K3 is between our uncalibrated cut-offs, 1e-04 and 1e-02.", "K3 is above 1e-02, our uncalibrated cut-off."
     assert need == "none" or verdict.reason == {"advised": between, "required": above}[need]
@@ -190,6 +190,16 @@ def test_one_response_decides_nothing(tmp_path):
     assert (verdict.need, verdict.mismatch.k3_interval) == ("undecided", None)
 
 
+def test_a_dump_of_three_prompts_gets_no_setting(tmp_path, capsys):
+    """Three clusters give no standard error of the mean ratio, so no fault could show; four do."""
+    rng = np.random.default_rng(0)
+    for prompts, told in ((3, "too few prompts to find a fault: mean ratio 1."), (4, "consistent: mean ratio ")):
+        path = dump(tmp_path / f"{prompts}.parquet", rng.normal(0, 0.1, (prompts, 9)))
+        main(["replay", str(path)])
+        shown = capsys.readouterr().out
+        assert f"LOG-PROBABILITIES  {told}" in shown and ("rollout_is" in shown) == (prompts == 4)
+
+
 def test_a_doubtful_bound_is_told_of_in_the_first_lines(tmp_path):
     """l ~ Exp(1.5), one token per response: ρ is Pareto with k = 1.5. The ESS of an uncapped weight is far below the target."""
     ratios = np.random.default_rng(0).exponential(1.5, (8000, 1))
@@ -201,8 +211,11 @@ def test_a_doubtful_bound_is_told_of_in_the_first_lines(tmp_path):
     shown = terminal.lines(verdict)
     same = next(b for b in verdict.bounds if b.family == f"truncate-{verdict.proposal.level}")
     assert verdict.proposal.verdict == same.verdict and same.verdict.startswith("not to be trusted: Pareto k = 1.")
-    assert shown[2].startswith("VERDICT  Correct it. Provisional: truncate ")
-    assert shown[4].startswith("  The bound is provisional (not to be trusted: Pareto k = 1.") and max(map(len, shown)) <= 100
+    assert shown[2].startswith("VERDICT  Try a correction. Provisional: truncate ")
+    assert (
+        shown[4].startswith("  The bound is provisional (not to be trusted: Pareto k = 1.")
+        and max(map(len, shown)) <= terminal.PASTED
+    )
     assert shown[5].endswith("C cuts off).") and len(shown) <= 24
 
 
@@ -303,12 +316,12 @@ def test_the_terminal_shows_the_verdict_in_24_lines(tmp_path, capsys, monkeypatc
     assert len(shown) <= 24 and max(map(len, shown[:-1])) <= terminal.PASTED
     assert shown[0].startswith("LOG-PROBABILITIES  consistent: mean ratio 1.0005 ± 0.0024 ")
     assert shown[1].startswith("SmolLM2-135M, FP8 rollout: ")
-    assert shown[2] == "VERDICT  Correct it: truncate token weights at 2. It keeps all tokens, ESS 0.93."
+    assert shown[2] == "VERDICT  Try a correction: truncate token weights at 2. It keeps all tokens, ESS 0.93."
     assert shown[3] == "  K3 is above 1e-02, our uncalibrated cut-off. This rule is untested out of sample."
     assert shown[4] == f"  {terminal.SERVED}"
     assert shown[-1] == f"Page: {tmp_path}/replay-example/replay.html"
     page = (tmp_path / "replay-example" / "replay.html").read_text()
-    assert page.index("Correct it: truncate token") < page.index("untested out of sample") < page.index(terminal.SERVED)
+    assert page.index("Try a correction: truncate token") < page.index("untested out of sample") < page.index(terminal.SERVED)
     assert page.index("What each preset leaves") < page.index("<svg") < page.index("algorithm.rollout_correction.rollout_is")
     assert (tmp_path / "replay-example" / "replay.png").stat().st_size < 200_000
 
