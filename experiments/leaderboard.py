@@ -117,9 +117,13 @@ def separation(ends: pd.DataFrame) -> float:
 
 
 def separations(runs: pd.DataFrame) -> pd.Series:
-    """Regime, as MODEL-AND-TASK/MISMATCH -> variance of reward between corrections with seeds CHOOSERS, trainer plus sampler."""
+    """Regime, as MODEL-AND-TASK/MISMATCH -> variance of reward between corrections with seeds CHOOSERS, trainer plus sampler.
+
+    Rewards are shares of the gain of runs without mismatch, with these seeds too.
+    """
+    runs = runs[runs.seed.isin(CHOOSERS)]
     gain = gains(runs)
-    mine = runs[(runs.source != "exact") & runs.seed.isin(CHOOSERS) & runs.arm.isin(ARMS)]
+    mine = runs[(runs.source != "exact") & runs.arm.isin(ARMS)]
     found: dict[str, float] = {}
     for (bed, source, _), part in mine.groupby(["bed", "source", "policy"]):
         ends = part.pivot(index="seed", columns="arm", values="end")[list(ARMS)] / gain[bed]

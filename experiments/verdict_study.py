@@ -388,13 +388,14 @@ def law(fitted: pd.DataFrame, held_out: pd.DataFrame) -> pd.DataFrame:
     """Table with a row per law of the reward that a mismatch costs: its mean absolute error on held-out regimes.
 
     The laws are cost = a·√dose for dose = K3·τ and for dose = K3, and cost = 0. a: by least squares on `fitted`. τ: the factor
-    for persistence that `tau` returns. fitted, held_out: tables of `costs`.
+    for persistence that `tau` returns. Correlations just below 0 may make it negative, and then the dose counts as 0. fitted,
+    held_out: tables of `costs`.
     """
     rows = []
     for name, column in (("K3 times tau", "dose"), ("K3", "k3")):
-        x = np.sqrt(fitted[column])
+        x, new = (np.sqrt(part[column].clip(lower=0)) for part in (fitted, held_out))
         a = float((fitted.cost * x).sum() / (x**2).sum())
-        rows.append({"law": name, "a": a, "error": (held_out.cost - a * np.sqrt(held_out[column])).abs().mean()})
+        rows.append({"law": name, "a": a, "error": (held_out.cost - a * new).abs().mean()})
     return pd.DataFrame([*rows, {"law": "no cost", "a": 0.0, "error": held_out.cost.abs().mean()}])
 
 
@@ -443,6 +444,15 @@ def _of(runs: pd.DataFrame, part: list[Regime]) -> pd.DataFrame:
     return runs[(runs.source == "exact") | (runs.bed + "/" + runs.source).isin(names)]
 
 
+def check_complete(about: pd.DataFrame, part: list[Regime]) -> None:
+    """Raise UserError unless `about`, from `seen`, has every regime (task with a mismatch) of `part` with every seed of SEEDS."""
+    lacking = {str(regime) for regime in part if not {(str(regime), seed) for seed in SEEDS} <= set(about.index)}
+    if lacking:
+        raise UserError(
+            f"{', '.join(sorted(lacking))}: lacks uncorrected runs or their verdicts; see lists 2 and 5, and verdicts"
+        )
+
+
 def _tune(runs: pd.DataFrame, about: pd.DataFrame) -> None:
     chosen = {policy: tuned(runs, about, policy) for policy in POLICIES}
     found = {policy: {"v2": asdict(v2), "best": best} for policy, (v2, best) in chosen.items()}
@@ -481,6 +491,7 @@ def main(words: list[str]) -> None:
         case ["tune"] | ["score"]:
             runs = recorded(FOLDER, "python -m experiments.verdict_study record")
             about = seen(runs, _verdicts())
+            check_complete(about, parts.calibration if words == ["tune"] else [*parts.calibration, *parts.held_out])
             if words == ["tune"]:
                 _tune(_of(runs, parts.calibration), about)
             else:

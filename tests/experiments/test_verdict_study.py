@@ -23,6 +23,7 @@ from experiments.verdict_study import (
     arm_of,
     arm_of_verdict,
     auc,
+    check_complete,
     claims,
     commands,
     constant,
@@ -122,6 +123,16 @@ def test_an_arm_that_a_rule_asks_for_must_have_run():
         regrets(table[(table.seed != 73) | (table.arm != "mask")], about("token", 0.01, 10, "dense/int8"), "trainer", {})
 
 
+def test_rules_are_tuned_and_scored_on_all_planned_regimes():
+    """A regime without records, or without the verdict of one seed, is named, and not left out of the mean."""
+    known = about("token", 0.01, 10, "dense/int8", "moe/int8")
+    check_complete(known, [Regime("dense", "int8"), Regime("moe", "int8")])
+    with pytest.raises(UserError, match=r"^dense/w4a4, moe/int8: lacks uncorrected runs or their verdicts"):
+        check_complete(
+            known.drop(("moe/int8", 73)), [Regime(*one) for one in (("dense", "int8"), ("moe", "int8"), ("dense", "w4a4"))]
+        )
+
+
 def test_v2_asks_for_size_persistence_and_length():
     rule = Cutoffs(k3=1e-3, persistence=0.3, tokens=10, short="sequence", long="token")
     given = [Seen(5e-4, 1.0, 10, "none"), Seen(1e-2, 0.2, 10, "none"), Seen(1e-2, 0.5, 10, "none"), Seen(1e-2, 0.5, 32, "none")]
@@ -185,6 +196,16 @@ def test_costs_are_shares_of_the_gain_and_a_law_is_fitted_on_other_regimes():
     found = law(fitted, other).set_index("law")
     # cost = √dose exactly. By K3 alone a = (0.1·0.1 + 0.2·0.1)/(2·0.01) = 1.5, so 0.15 twice: off by 0.15 and 0.05.
     assert found.a.tolist() == pytest.approx([1.0, 1.5, 0.0]) and found.error.tolist() == pytest.approx([0.0, 0.1, 0.2])
+
+
+def test_a_law_predicts_a_regime_of_negative_tau_too():
+    """Correlations of −0.05 have τ = 1 − 2·20·0.05 = −1. Such a regime is predicted to cost 0, and not left out."""
+    lags = {1: -0.05, 5: -0.05, 20: -0.05}
+    assert tau(lags) == pytest.approx(-1.0)
+    fitted = pd.DataFrame({"cost": [0.1, 0.2, 0.5], "dose": [0.01, 0.04, -0.01], "k3": [0.01, 0.01, 0.01]})
+    other = pd.DataFrame({"cost": [0.3, 0.1], "dose": [0.09, -0.01], "k3": [0.01, 0.01]})
+    row = law(fitted, other).set_index("law").loc["K3 times tau"]
+    assert (row.a, row.error) == pytest.approx((1.0, 0.05))  # 0.3 is predicted, and 0 in place of 0.1
 
 
 def test_auc_by_hand():
