@@ -70,7 +70,7 @@ def test_a_constant_that_won_is_proposed_for_each_policy_and_said_to_be_one():
     at = shown.index("VERDICT  By the rule tested for the policy that you deploy:")
     assert shown[at + 1].startswith("TRAINER DEPLOYED  mask sequences above 2, as in every regime")
     assert any(line.startswith("SAMPLER DEPLOYED  no correction") for line in shown)
-    assert "  By its size alone: correct it. It is." in shown and not any("untested" in line for line in shown)
+    assert "  By its size alone: try a correction. It is." in shown and not any("untested" in line for line in shown)
     assert any(line.startswith("TRL") and "sequence_mask" in line for line in shown) and max(map(len, shown)) <= terminal.PASTED
 
 
