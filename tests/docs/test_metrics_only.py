@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import faultline
+from algos.faults.base import broken
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/metrics-only.md").read_text(encoding="utf-8")
@@ -34,15 +35,46 @@ def test_the_ess_follows_from_three_metrics(logged):
     assert f"{logged['rollout_corr/chi2_token']:.4f}" == "0.0957"
 
 
+def printed(number: int, columns: dict, folder: Path, monkeypatch, capsys) -> str:
+    """What a snippet of the page prints of a file with these columns; `number` counts its blocks of Python from 0."""
+    pd.DataFrame(columns).to_csv(folder / "wandb_export.csv")
+    monkeypatch.chdir(folder)
+    exec(re.findall(r"```python\n(.*?)```", PAGE, re.S)[number], {})
+    return capsys.readouterr().out
+
+
 def test_the_snippet_takes_its_error_from_ten_blocks(tmp_path, monkeypatch, capsys):
     """20 steps, each value twice: 0, 0.01 to 0.09, whose mean is 0.045 and whose variance is 1e-4·82.5/9, over ten blocks. The
     standard error of single steps would be 0.0066."""
-    steps = pd.DataFrame({"rollout_corr/k3_kl": [n // 2 / 100 + 0.02 for n in range(20)], "rollout_corr/kl": 0.02})
-    steps.to_csv(tmp_path / "wandb_export.csv")
-    monkeypatch.chdir(tmp_path)
-    _, snippet = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-    exec(snippet, {})
-    assert capsys.readouterr().out == f"mean ratio − 1: 0.0450 ± {(1e-4 * 82.5 / 9 / 10) ** 0.5:.4f}\n"
+    steps = {"rollout_corr/k3_kl": [n // 2 / 100 + 0.02 for n in range(20)], "rollout_corr/kl": 0.02}
+    out = printed(1, steps, tmp_path, monkeypatch, capsys)
+    assert out == f"mean ratio − 1: 0.04500 ± {(1e-4 * 82.5 / 9 / 10) ** 0.5:.5f} FAULT\n"
+
+
+@pytest.mark.parametrize(
+    ("away", "noise", "fault"),
+    [(-0.0025, 1e-6, False), (-0.0045, 1e-6, True), (0.0045, 1e-6, True), (0.0045, 0.01, False), (0.1, 0.01, True)],
+)
+def test_the_snippet_applies_the_test_of_the_diagnosis(tmp_path, monkeypatch, capsys, away, noise, fault):
+    """`broken` of algos/faults/base.py: four standard errors and 0.004. Noise that alternates by blocks of two steps has a
+    standard error of noise/3 over ten blocks: 0.0033 for 0.01."""
+    steps = {"rollout_corr/k3_kl": [0.02 + away + noise * (-1) ** (n // 2) for n in range(20)], "rollout_corr/kl": 0.02}
+    statistics = {"identity/mean": 1 + away, "identity/z": away / (noise / 3)}
+    assert (broken(statistics) is not None) == fault
+    out = printed(1, steps, tmp_path, monkeypatch, capsys)
+    assert out == f"mean ratio − 1: {away:.5f} ± {noise / 3:.5f} {'FAULT' if fault else 'no fault shown'}\n"
+
+
+@pytest.mark.parametrize(("away", "fault"), [(-0.4, False), (0.0025, False), (0.0045, True)])
+def test_the_snippet_for_trl_accuses_a_mean_weight_above_1_alone(tmp_path, monkeypatch, capsys, away, fault):
+    """Steps without a value, as those of an evaluation, are left out. K3 of a = 0.187: at least 0.0164, or 0.0275 by the rule."""
+    keys = ("train/sampling/importance_sampling_ratio/mean", "train/sampling/sampling_logp_difference/mean")
+    steps = dict(zip(keys, ([1 + away] * 20 + [None], [0.187] * 20 + [None]), strict=True))
+    out = printed(2, steps, tmp_path, monkeypatch, capsys).splitlines()
+    assert out == [
+        f"mean weight − 1: {away:.5f} ± 0.00000 {'FAULT' if fault else 'no fault shown'}",
+        "K3 at least 0.0164, about 0.0275 if log ρ is normal",
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +128,7 @@ def test_what_trl_logs_bounds_k3_and_shows_the_cut(rows):
     a, m = np.abs(tokens).mean(), np.abs(tokens).max()
     k3 = (np.exp(tokens) - 1 - tokens).mean()
     assert np.exp(-a) - 1 + a <= k3 <= a * (np.exp(m) - 1 - m) / m
-    words = [f"a = {a:.3f}", f"at least {np.exp(-a) - 1 + a:.3f}", f"{np.pi / 4 * a**2:.3f} by the rule", f"It is {k3:.3f}"]
+    words = [f"a = {a:.3f}", f"at least {np.exp(-a) - 1 + a:.3f}", f"{0.785 * a**2:.3f} by the rule", f"It is {k3:.3f}"]
     whole = np.exp([ratio.sum() for ratio in ratios])
     mean = np.where(whole <= 3, whole, 0).mean()
     words += [
