@@ -116,10 +116,15 @@ def translate(source: Source, out: Translation) -> None:
     if source.flag("use_vllm"):
         operation.engine(source, out, "use_vllm", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode")
         if source.take("vllm_mode") == "server":
-            out.notes.append("vllm_mode=server: vLLM runs in the trainer's process here, as in TRL's colocate")
+            out.notes.append(
+                "vllm_mode=server: vLLM runs in the trainer's process here, as in TRL's colocate. "
+                "No option of `trl vllm-serve` is read: choose rollout/precision yourself"
+            )
     if source.flag("use_adaptive_entropy"):
         out.lost.append("use_adaptive_entropy=True: entropy_coeff is fixed here")
     out.entropy(source.number("entropy_coef"), "entropy_coef", "token_mean")
+    if out.ready and source.take("num_machines", default=1) == 1:  # accelerate's options; its processes are of all machines
+        out.run_on(source, "num_processes", "num_machines")
 
 
 def _trainer(source: Source, out: Translation) -> None:
