@@ -151,6 +151,8 @@ def experiment_name(path: Path) -> str:
 def _read(path: Path) -> dict[str, Any]:
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: no regular file; give a YAML or JSON file, or a script")
+    if path.suffix == ".py":
+        raise UserError(f"{path}: Python is not read; {trl.GIVE}")
     if path.suffix not in YAML:
         return shell.read_script(path, _script(path))
     loaded = read_yaml(path) or {}

@@ -1,4 +1,4 @@
-"""Read shell recipes and lists of Hydra overrides as dotted keys. A script is parsed, never executed.
+"""Read shell recipes, commands of TRL and lists of Hydra overrides as keys. A script is parsed, never executed.
 
 The parser knows variables with defaults, arrays, integer arithmetic, quotes, line continuations, comments and here-documents.
 A value that only an execution would show stays as ${NAME}: outputs of commands, environment variables other than HOME, and
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from faultline.tools.import_config import trl
 from faultline.tools.import_config.translation import check_bounds
 from harness.errors import UserError
 
@@ -64,8 +65,8 @@ class Statement(NamedTuple):
 def read_script(path: Path, text: str) -> dict[str, Any]:
     """Read key -> value from the one command in a script that sets keys of a config, or from a list of overrides.
 
-    path: named in errors. Raises UserError if no command or several set keys, if an override is not a single value, and on
-    text that bash refuses.
+    If there are no overrides, a command whose words are keys of TRL's GRPOConfig is read. path: named in errors. Raises
+    UserError if no command or several set keys, if an override is not a single value, and on text that bash refuses.
     """
     script = _Script()
     try:
@@ -80,10 +81,23 @@ def read_script(path: Path, text: str) -> dict[str, Any]:
     if commands and listed:
         raise UserError(f"{path}: {listed[0]} stands outside of the command; the line before it lacks its backslash")
     if not commands and not listed:
-        raise UserError(f"{path}: no command sets a key, as `python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo` does")
+        return _keys_of_trl(path, script.others)
     if any(overrides != commands[0] for overrides in commands):
         raise UserError(f"{path}: {len(commands)} commands set keys; leave one of them in a copy of the script")
     return parse_overrides(path, commands[0] if commands else listed)
+
+
+def _keys_of_trl(path: Path, commands: list[list[str]]) -> dict[str, Any]:
+    """Read key -> value from the one command of `commands`, as words, that sets keys of TRL's GRPOConfig."""
+    read = [keys for keys in map(trl.read_words, commands) if trl.recognises(keys) or "config" in keys]
+    if not read:
+        verl = "no command sets a key, as `python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo` does"
+        raise UserError(f"{path}: {verl}. {trl.GIVE}, or a command with --use_vllm true")
+    if any(keys != read[0] for keys in read):
+        raise UserError(f"{path}: {len(read)} commands set keys; leave one of them in a copy of the script")
+    if "config" in read[0]:
+        raise UserError(f"{path}: --config {read[0]['config']}: import that file, with the command's keys added to it")
+    return read[0]
 
 
 def parse_overrides(path: Path, overrides: list[str]) -> dict[str, Any]:
@@ -114,13 +128,14 @@ def parse_overrides(path: Path, overrides: list[str]) -> dict[str, Any]:
 class _Script:
     """State of a shell script while it is read: its variables, and its commands with overrides.
 
-    A command is (whether a program precedes the overrides, the overrides). A variable whose value is unknown has the value
-    None.
+    A command is (whether a program precedes the overrides, the overrides). `others` has the words of each command without
+    overrides. A variable whose value is unknown has the value None.
     """
 
     def __init__(self) -> None:
         self.variables: dict[str, list[str] | None] = {"HOME": [str(Path.home())]}
         self.commands: list[tuple[bool, list[str]]] = []
+        self.others: list[list[str]] = []
         self.too_large = False
 
     def run(self, statement: Statement) -> None:
@@ -137,6 +152,8 @@ class _Script:
         overrides = [word for word in expanded if OVERRIDE.match(word)]
         if overrides:
             self.commands.append((len(overrides) < len(expanded), overrides))
+        else:
+            self.others.append(expanded)
 
     def _assign(self, assigned: re.Match[str], certain: bool) -> None:
         name, plus, raw = assigned.groups()

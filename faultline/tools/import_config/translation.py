@@ -21,6 +21,8 @@ since ratios are clamped at e²⁰."""
 
 LARGE_MODELS_LR = 1e-4
 """Learning rate below which the built-in small model hardly learns. Large models are trained at 1e-6 to 1e-5."""
+BAND = (0.99, 1 / 0.99)
+"""Bounds of the geometric mean ratio of a response, within which a band fits BF16 and large models alone (docs/collapsed.md)."""
 MOST_ROUNDS = 1000
 """Largest rollout.filter.max_rounds. It replaces "no limit" of other programs."""
 
@@ -232,15 +234,20 @@ class Translation:
         self.warnings.append(f"{counted}. STEPS STAY THOSE OF THE DEFAULTS: {remedy}")
 
     def small_model(self, source: Source, model: str) -> None:
-        """Warn first of all that the built-in small model trains, if the config names another. model: key that names it."""
-        if not source.has(model):
-            return
-        name = f" {source.text(model)}" if source.resolved(model) else ""
-        lr = self.values.get("actor", {}).get("lr")
-        warning = f"the built-in small model trains, not the recipe's{name}. --launch DIR writes a run of the recipe's own model."
-        if lr and lr < LARGE_MODELS_LR:
-            warning += f" Remove actor.lr={lr:g}, a rate for large models, at which the small one hardly learns."
-        self.warnings.insert(0, warning)
+        """Warn first of all that the built-in small model trains, if the config names another. model: key that names it.
+
+        A learning rate for large models is not written, but noted.
+        """
+        actor = self.values.get("actor", {})
+        if 0 < actor.get("lr", 0) < LARGE_MODELS_LR:
+            kept = "the recipe's, for large models; the small model keeps its own rate. --launch DIR writes it"
+            self.notes.append(f"actor.lr={actor.pop('lr'):g}: {kept}")
+            if not actor:
+                del self.values["actor"]
+        if source.has(model):
+            name = f" {source.text(model)}" if source.resolved(model) else ""
+            trains = f"the built-in small model trains, not the recipe's{name}"
+            self.warnings.insert(0, f"{trains}. --launch DIR writes a run of the recipe's own model.")
 
     def policy(self, source: Source, keys: PolicyKeys) -> None:
         """Set the pretrained model, and the text task that matches its data. Raises UserError if the config names no model."""
@@ -354,7 +361,10 @@ class Translation:
     def filter(
         self, source: str, name: str, level: str, statistic: str, lower: float | None, upper: float | None, when: str = "all"
     ) -> None:
-        """Add a filter. Bounds of 0 and ∞ on a ratio become no bound. Raises UserError if no filter here is equivalent."""
+        """Add a filter, and warn of a geometric band that docs/collapsed.md advises against.
+
+        Bounds of 0 and ∞ on a ratio become no bound. Raises UserError if no filter here is equivalent.
+        """
         if statistic == "ratio":
             lower, upper = lower or None, None if upper == math.inf else upper
         settings: dict[str, Any] = {"level": level, "statistic": statistic, "lower": lower, "upper": upper, "when": when}
@@ -362,6 +372,9 @@ class Translation:
             self.reject[name] = Reject(**settings)
         except ValueError as error:
             unusable(source, str(error))
+        if (level, when) == ("geometric", "all") and lower and upper and lower >= BAND[0] and upper <= BAND[1]:
+            kept = "such a geometric band keeps 12 % or less of an FP8 batch of SmolLM2"
+            self.warnings.append(f"{source}: {kept}; docs/collapsed.md says: do not set it")
 
     def render(self, title: str, left: list[str]) -> str:
         """Render the text of the experiment file. left: keys of the other program that were not translated."""

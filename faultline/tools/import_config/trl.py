@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -43,6 +44,42 @@ DEFAULTS = {
 """Keys whose default in TRL 1.16 differs from the one here -> TRL's default. max_completion_length was 256 in TRL 0.29."""
 
 
+GIVE = "TRL: give a YAML file of GRPOConfig's keys, as use_vllm: true"
+"""Remedy in errors for a file that has no keys of TRL in a form that is read."""
+
+
+def read_words(words: list[str]) -> dict[str, Any]:
+    """Read key -> value from the words of a command, as TRL's scripts do: --key VALUE, --key=VALUE, --key, or --no_key.
+
+    Options of a launcher, which stand before the Python file or module, are read alike. Hyphens in keys become underscores.
+    """
+    given: dict[str, list[str]] = {}
+    values: list[str] = []  # those of the last key; words behind the program that follow no key are collected and dropped
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            values = given[name.replace("-", "_")] = [value] if equals else []
+        elif word == "-m" or word.endswith(".py"):
+            values = []
+        else:
+            values.append(word)
+    keys: dict[str, Any] = {}
+    for name, values in given.items():
+        if values:
+            keys[name] = _value(values[0]) if len(values) == 1 else [_value(value) for value in values]
+        else:
+            keys[name.removeprefix("no_")] = not name.startswith("no_")
+    return keys
+
+
+def _value(text: str) -> Any:
+    """Read a number, true, false, or a list or dictionary in JSON. Any other text stays as it is."""
+    try:
+        return json.loads(text.lower() if text in ("True", "False") else text)
+    except ValueError:
+        return text
+
+
 def recognises(keys: Mapping[str, Any]) -> bool:
     """Whether these keys belong to a GRPOConfig."""
     return any(key in MARKS or key.startswith("vllm_importance_sampling_") for key in keys)
@@ -79,10 +116,15 @@ def translate(source: Source, out: Translation) -> None:
     if source.flag("use_vllm"):
         operation.engine(source, out, "use_vllm", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode")
         if source.take("vllm_mode") == "server":
-            out.notes.append("vllm_mode=server: vLLM runs in the trainer's process here, as in TRL's colocate")
+            out.notes.append(
+                "vllm_mode=server: vLLM runs in the trainer's process here, as in TRL's colocate. "
+                "No option of `trl vllm-serve` is read: choose rollout/precision yourself"
+            )
     if source.flag("use_adaptive_entropy"):
         out.lost.append("use_adaptive_entropy=True: entropy_coeff is fixed here")
     out.entropy(source.number("entropy_coef"), "entropy_coef", "token_mean")
+    if out.ready and source.take("num_machines", default=1) == 1:  # accelerate's options; its processes are of all machines
+        out.run_on(source, "num_processes", "num_machines")
 
 
 def _trainer(source: Source, out: Translation) -> None:

@@ -88,7 +88,7 @@ def test_the_recipes_of_skyrl_and_trl(imported):
     ]
     trl = {"use_vllm": False, "loss_type": "grpo", "learning_rate": 1e-6, "entropy_coef": 0.02, "max_steps": 30}
     body, notes, lost = imported(trl | {"warmup_ratio": 0.1})
-    assert body["actor"] == {"lr": 1e-6, "schedule": {"name": "linear", "warmup_steps": 3}} and body["entropy_coeff"] == 0.02
+    assert body["actor"] == {"schedule": {"name": "linear", "warmup_steps": 3}} and body["entropy_coeff"] == 0.02
     entropy = "entropy_coef: theirs is the token_mean of the entropy, this is reduced as the loss is"
     assert (own(notes), lost) == ([OFF, entropy], [])
     assert imported({"use_vllm": False, "lr_scheduler_type": "polynomial"})[2] == [
@@ -281,7 +281,7 @@ def test_the_rest_of_a_trl_config_in_json(imported):
     theirs = {"loss_type": "dr_grpo", "scale_rewards": False, "learning_rate": 1e-6, "max_steps": -1, "beta": 0.04}
     body, _, lost = imported(json.dumps(theirs))
     assert body["options"]["advantage"] == "dr_grpo" and body["reduce"] == {"norm": 512}
-    assert body["actor"] == {"lr": 1e-6, "schedule": {"name": "linear", "warmup_steps": 0}} and "steps" not in body
+    assert body["actor"] == {"schedule": {"name": "linear", "warmup_steps": 0}} and "steps" not in body
     assert body["options"]["kl"] == "k3_unbiased" and lost == []
     assert imported({"scale_rewards": "batch", "use_vllm": False})[0]["options"]["advantage"] == "grpo_batch_std"
     assert imported({"scale_rewards": "median", "use_vllm": False})[2] == [
@@ -342,8 +342,7 @@ def test_the_prompts_of_trl(imported, tmp_path, settings, prompts, warning):
     ("theirs", "first"),
     [
         ({"loss_type": "dapo", "model_name_or_path": "Qwen/Qwen2.5-1.5B-Instruct", "learning_rate": 1e-6},
-         "not the recipe's Qwen/Qwen2.5-1.5B-Instruct. --launch DIR writes a run of the recipe's own model. "
-         "Remove actor.lr=1e-06, a rate for large models, at which the small one hardly learns."),
+         "not the recipe's Qwen/Qwen2.5-1.5B-Instruct. --launch DIR writes a run of the recipe's own model."),
         ({"algorithm.adv_estimator": "grpo", "actor_rollout_ref.model.path": "Qwen/Qwen3-8B"},
          "not the recipe's Qwen/Qwen3-8B. --launch DIR writes a run of the recipe's own model."),
         ({"actor_rollout_ref.model.path": "${MODEL}", "actor_rollout_ref.actor.optim.lr": 1e-3},
@@ -354,6 +353,41 @@ def test_the_prompts_of_trl(imported, tmp_path, settings, prompts, warning):
 )  # fmt: skip
 def test_that_another_model_trains_is_the_first_line(tmp_path, theirs, first):
     assert warnings_of(tmp_path, theirs)[0] == f"the built-in small model trains, {first}"
+
+
+@pytest.mark.parametrize(("rate", "written"), [(1e-6, False), (9.9e-5, False), (1e-4, True), (0.0, True)])
+@pytest.mark.parametrize("key", ["learning_rate", "actor.optim.lr", "trainer.policy.optimizer_config.lr"])
+def test_a_rate_for_large_models_is_a_comment(imported, key, rate, written):
+    """At such a rate the small model, which trains without --launch, hardly learns: it keeps its own."""
+    of_program = {"learning_rate": "use_vllm", "actor.optim.lr": "actor.use_kl_loss"}.get(key, "use_tis")
+    body, notes, lost = imported({key: rate, of_program: False})
+    assert body.get("actor", {}).get("lr") == (rate if written else None) and body.get("actor") != {}
+    told = f"actor.lr={rate:g}: the recipe's, for large models; the small model keeps its own rate. --launch DIR writes it"
+    assert [line for line in notes if line.startswith("actor.lr")] == ([] if written else [told]) and not lost
+
+
+RATE = "actor.lr=1e-06: the recipe's, for large models; the small model keeps its own rate. --launch DIR writes it"
+BAND = "such a geometric band keeps 12 % or less of an FP8 batch of SmolLM2; docs/collapsed.md says: do not set it"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "warning"),
+    [
+        ({"rollout_correction": {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.999_1.001"}},
+         f"rollout_rs=seq_mean_k1 at 0.999_1.001: {BAND}"),
+        ({"rollout_correction": {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.99_1.01"}},
+         f"rollout_rs=seq_mean_k1 at 0.99_1.01: {BAND}"),
+        ({"rollout_correction": {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.98_1.02"}}, None),
+        ({"rollout_correction": {"rollout_rs": "token_k1", "rollout_rs_threshold": "0.999_1.001"}}, None),
+        ({"rollout_correction": "geo_rs"}, f"rollout_rs=geometric: {BAND}"),
+        ({"trainer.algorithm.off_policy_correction.sequence_mask_metric": "geometric"},
+         f"sequence_mask_metric=geometric: {BAND}"),
+        ({"trainer.algorithm.off_policy_correction": {"sequence_mask_metric": "geometric", "geo_mask_high": 1.2}}, None),
+        ({"use_vllm": True, "off_policy_mask_threshold": 0.001}, None),
+    ],
+)  # fmt: skip
+def test_a_geometric_band_for_bf16_is_a_warning(tmp_path, theirs, warning):
+    assert [line for line in warnings_of(tmp_path, theirs) if "band" in line] == ([] if warning is None else [warning])
 
 
 def test_a_correction_that_verl_skips_is_a_warning(tmp_path):
@@ -500,7 +534,7 @@ def test_each_row_of_the_page(theirs, here, tmp_path):
 
 
 def test_the_page_has_every_document():
-    assert len(rows_of_the_page()) == 103 and Path("docs/import.md").read_text().count("| **") == 8
+    assert len(rows_of_the_page()) == 106 and Path("docs/import.md").read_text().count("| **") == 8
 
 
 def test_the_page_has_every_key_of_trl():

@@ -226,7 +226,8 @@ def test_a_recipe_of_trl_without_vllm_samples_with_the_local_engine(tmp_path):
 def test_a_server_of_trl_becomes_an_engine_in_the_process(tmp_path):
     config, text = launched(tmp_path, {"use_vllm": True, "vllm_mode": "server"})
     assert config.rollout.engine.name == "vllm"
-    assert "# note: vllm_mode=server: vLLM runs in the trainer's process here" in text
+    assert "# note: vllm_mode=server: vLLM runs in the trainer's process here, as in TRL's colocate. " in text
+    assert "No option of `trl vllm-serve` is read: choose rollout/precision yourself\n" in text
 
 
 @pytest.mark.parametrize(
@@ -305,6 +306,7 @@ def test_a_launch_warns_on_a_terminal_too(tmp_path, monkeypatch, capsys):
 
 
 GPUS = {"trainer.n_gpus_per_node": 8, "trainer.nnodes": 1}
+TRL_TRAINER = {"use_vllm": True, "model_name_or_path": "M", "dataset_name": "gsm8k"}
 PLACED = "trainer.placement.policy_num_"
 TRAIN = "-m experiments.train --config-dir {folder} +experiment=theirs steps=2"
 
@@ -318,6 +320,7 @@ TRAIN = "-m experiments.train --config-dir {folder} +experiment=theirs steps=2"
          f"srun --nodes 2 --ntasks-per-node 8 --gpus-per-node 8 python {TRAIN}"),
         (VERL_TRAINER | {"trainer.n_gpus_per_node": 1}, "faultline train --config-dir {folder} +experiment=theirs steps=2"),
         (SKYRL_TRAINER | {f"{PLACED}gpus_per_node": 4, f"{PLACED}nodes": 1}, f"torchrun --nproc-per-node 4 {TRAIN}"),
+        (TRL_TRAINER | {"num_processes": 4}, f"torchrun --nproc-per-node 4 {TRAIN}"),
     ],
 )  # fmt: skip
 def test_the_command_starts_a_rank_on_each_gpu_of_the_recipe(tmp_path, capsys, theirs, command):
@@ -338,7 +341,8 @@ def test_the_command_starts_a_rank_on_each_gpu_of_the_recipe(tmp_path, capsys, t
         VERL_TRAINER | {"trainer.n_gpus_per_node": "${N}", "trainer.nnodes": 1},
         VERL_TRAINER | {"trainer.n_gpus_per_node": 8, "trainer.nnodes": "${N}"},
         SKYRL_TRAINER,
-        {"use_vllm": True, "model_name_or_path": "M", "dataset_name": "gsm8k"},
+        TRL_TRAINER,
+        TRL_TRAINER | {"num_processes": 16, "num_machines": 2},
     ],
 )
 def test_a_recipe_without_a_number_of_gpus_is_told(tmp_path, capsys, theirs):

@@ -229,6 +229,51 @@ TRL = {  # of the paper index of its documentation: settings of GRPOConfig
 }  # fmt: skip
 
 
+COMMANDS = [  # a command of TRL -> keys of GRPOConfig
+    ("accelerate launch --num_processes 8 train.py --use_vllm true --learning_rate 1e-6 --top_k -1",
+     {"num_processes": 8, "use_vllm": True, "learning_rate": 1e-6, "top_k": -1}),
+    ("L=sapo\npython3 train.py --loss_type=$L --bf16 \\\n --use-vllm True",
+     {"loss_type": "sapo", "bf16": True, "use_vllm": True}),
+    ("trl grpo --use_vllm --no_vllm_importance_sampling_correction --report_to wandb tensorboard",
+     {"use_vllm": True, "vllm_importance_sampling_correction": False, "report_to": ["wandb", "tensorboard"]}),
+    ("accelerate launch --config_file z.yaml -m mine.train --num_generations 4 --model_init_kwargs '{\"dtype\": \"bfloat16\"}'",
+     {"config_file": "z.yaml", "num_generations": 4, "model_init_kwargs": {"dtype": "bfloat16"}}),
+    ("trl vllm-serve --model M --port 8000 &\npython data.py --out d\npython train.py --use_vllm true --system_prompt 'a, b: c'",
+     {"use_vllm": True, "system_prompt": "a, b: c"}),
+    ("python prepare.py --use_vllm true\npython3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo",
+     {"algorithm.adv_estimator": "grpo"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("script", "expected"), COMMANDS)
+def test_the_words_of_a_command_of_trl(script, expected):
+    """accelerate's own options are keys too, so that each is reported. Where Hydra's overrides stand, only they are keys."""
+    assert keys(script) == expected
+
+
+def test_a_command_of_trl_is_imported(tmp_path):
+    (tmp_path / "run.sh").write_text(
+        "accelerate launch --num_processes 8 train.py --use_vllm true --loss_type grpo --max_steps 9 \\\n"
+        "  --vllm_importance_sampling_mode token_truncate --vllm_importance_sampling_clip_max 2\n"
+    )
+    body, options, text = made_of(tmp_path / "run.sh", tmp_path)
+    assert (options, body["correction"]) == (("ppo", "grpo"), correction(weight("token", upper=2)))
+    assert "# TRL config run.sh, translated." in text and "# not translated: num_processes=8\n" in text
+
+
+def test_a_correction_in_a_command_of_trl_is_translated_or_an_error(tmp_path):
+    (tmp_path / "run.sh").write_text("python train.py --use_vllm true --vllm_importance_sampling_clip_maxx 2\n")
+    with pytest.raises(UserError, match=r"vllm_importance_sampling_clip_maxx=2: a correction's key that is not translated"):
+        import_config(tmp_path / "run.sh")
+
+
+def test_a_python_file_names_what_to_give(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("# don't\nargs = GRPOConfig(use_vllm=True)\n")
+    with pytest.raises(UserError, match=r"Python is not read; TRL: give a YAML file of GRPOConfig's keys, as use_vllm: true$"):
+        import_config(path)
+
+
 def value(body, key):
     for part in key.split("."):
         body = body[part]
@@ -255,6 +300,9 @@ def test_a_recipe_is_imported_as_it_stands(tmp_path, source):
     chosen = {key: option for line in body.pop("defaults") for key, option in line.items()}
     assert (chosen["override /loss"], chosen.get("override /advantage")) == options
     assert body["correction"] == expected
+    if rate := more.get("actor.lr"):  # of a large model: a note names it, and the small model keeps its own
+        assert f"# note: actor.lr={rate:g}: the recipe's" in text and "lr" not in body.get("actor", {})
+    more = {key: theirs for key, theirs in more.items() if key != "actor.lr"}
     assert {key: value(body, key) for key in more} == more
     assert line in text and "${" not in text
 
@@ -332,7 +380,9 @@ def test_bash_hands_the_same_to_the_program(script):
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("echo hello", r"no command sets a key"),
+        ("echo hello", r"no command sets a key, as `.* TRL: give a YAML file of GRPOConfig's keys, as use_vllm: true"),
+        ("python train.py --use_vllm true\ntrl grpo --loss_type grpo", r"2 commands set keys; leave one"),
+        ("trl grpo --config grpo.yaml --use_vllm true", r"--config grpo.yaml: import that file, with the command's keys"),
         ("p a.b=1\nq a.c=2", r"2 commands set keys; leave one"),
         ("p a.b=1\n  a.c=2", r"a.c=2 stands outside of the command; the line before it lacks its backslash"),
         ("p a.b=1,2", r"a.b=1,2: a sweep; leave one value"),
