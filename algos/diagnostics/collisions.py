@@ -34,7 +34,9 @@ def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, floa
     clustered error alone is too small if agreements are rare: with none it is only the spread of e. Where z < 0 the tokens
     vary more than μ says. shared: number of leading positions at which every pair agrees. shared_odds: the share of pairs that
     should do so by log μ. Prompt tokens that the mask counts as response agree in every pair, however improbable.
-    tokens: [B, T] ids; without them, tokens with log π within 1e-4 nats count as equal. NaN if no prompt has two responses.
+    tokens: [B, T] ids, also at positions outside the mask, such as a tool's answer: prefixes must have these equal too. Without
+    ids found, expected and z are NaN, since a trainer in 16 bits gives one token other log-probabilities in another micro-batch.
+    `shared` then takes tokens with log π within 1e-4 nats for equal, which misses some. NaN if no prompt has two responses.
     """
     nothing = {name: math.nan for name in ("found", "expected", "z")} | {"shared": 0.0, "shared_odds": 1.0}
     nothing = {f"collisions/{name}": value for name, value in nothing.items()}
@@ -51,7 +53,8 @@ def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, floa
         first, second = slice(None, -distance), slice(distance, None)
         both = mask[first] & mask[second] & (prompt[first] == prompt[second])[:, None]
         same = (labels[first] - labels[second]).abs() <= (SAME if tokens is None else 0)
-        prefix = (same | ~both).long().cumprod(-1).bool()
+        neither = ~(mask[first] | mask[second])
+        prefix = (same & (both if tokens is None else both | neither)).long().cumprod(-1).bool()
         before = both & torch.nn.functional.pad(prefix[:, :-1], (1, 0), value=True)
         p = mu[first].clamp(max=0.0).exp()
         differences.append((same.double() - p)[before])
@@ -64,16 +67,15 @@ def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, floa
     difference = torch.cat(differences)
     if not len(difference):
         return nothing
-    mean = clustered_mean(difference, torch.cat(clusters).unique(return_inverse=True)[1])
-    found, expected = float(torch.cat(agreed).mean()), float(torch.cat(odds).mean())
+    told = {}
+    if tokens is not None:
+        mean = clustered_mean(difference, torch.cat(clusters).unique(return_inverse=True)[1])
+        found, expected = float(torch.cat(agreed).mean()), float(torch.cat(odds).mean())
+        z = min(mean.z(0.0), _of_the_null(len(difference), found, expected), key=abs)
+        told = {"collisions/found": found, "collisions/expected": expected, "collisions/z": z}
     shared = int(((by_place[0] == by_place[1]) & (by_place[0] >= FEWEST)).long().cumprod(0).sum())
-    return {
-        "collisions/found": found,
-        "collisions/expected": expected,
-        "collisions/z": min(mean.z(0.0), _of_the_null(len(difference), found, expected), key=abs),
-        "collisions/shared": float(shared),
-        "collisions/shared_odds": math.exp(float((by_place[2] / by_place[0].clamp(min=1))[:shared].sum())),
-    }
+    shared_odds = math.exp(float((by_place[2] / by_place[0].clamp(min=1))[:shared].sum()))
+    return nothing | told | {"collisions/shared": float(shared), "collisions/shared_odds": shared_odds}
 
 
 def _of_the_null(n: int, found: float, expected: float) -> float:

@@ -38,6 +38,11 @@ class Mean(NamedTuple):
         return normal(self.mean - expected, self.error, self.clusters - 1)
 
 
+def deviate(z: float, freedom: float) -> float:
+    """Student's t whose normal deviate is z > 0: t = √(ν·(e^(z²/ν) − 1)), ν = `freedom`. It inverts the equation of `Mean.z`."""
+    return math.sqrt(freedom * math.expm1(z * z / freedom))
+
+
 class LogpPairs:
     """The tokens of a batch whose mask is True, n of them, on the CPU. Raises ValueError without logp_old.
 

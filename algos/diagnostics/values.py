@@ -68,18 +68,33 @@ def values(pairs: LogpPairs) -> dict[str, float]:
 def fill(column: Tensor, other: Tensor, left: Tensor) -> Fill:
     """The most frequent value of `column` [n], log μ or log π, that is no log-probability; NaN with shares of 0 if none.
 
-    A value counts if it is a whole number or below −15 nats. At its tokens, `other` [n], log π or log μ, must be far from the
-    value and mostly distinct: equal contexts repeat a number in both, and a certain token has 0 in both. left [n]: number of the
-    response's tokens after each token.
+    A value counts if it is a whole number or below −15 nats, and commoner than its neighbours. At its tokens, `other` [n], log π
+    or log μ, must be far from the value and mostly distinct: equal contexts repeat a number in both, and a certain token has 0 in
+    both. left [n]: number of the response's tokens after each token.
     """
     unique, counts = column[(column % 1 == 0) | (column < FLOOR)].unique(return_counts=True)
     for i in counts.argsort(descending=True)[:COMMONEST].tolist():
         there = column == unique[i]
         numbers = other[there]
         gap = float((numbers - unique[i]).abs().clamp(max=50.0).mean())
-        if counts[i] >= FEWEST and gap >= FAR and len(numbers.unique()) > len(numbers) / 2:
+        distinct = len(numbers.unique()) > len(numbers) / 2
+        if counts[i] >= FEWEST and gap >= FAR and distinct and counts[i] > _by_chance(column, unique[i]):
             return Fill(float(unique[i]), float(counts[i]) / len(column), gap, float((left[there] == 0).double().mean()))
     return NOTHING
+
+
+def _by_chance(column: Tensor, value: Tensor) -> float:
+    """Number of tokens at which a column [n] stored in BF16 or FP16 may have a value by chance; 0 for wider columns.
+
+    A 16-bit column has few distinct numbers, whole ones among them. The limit is six Poisson deviates above the mean count of the
+    16 numbers nearest to the value in that format.
+    """
+    for dtype in (torch.bfloat16, torch.float16):
+        if bool((column.to(dtype).double() == column).all()):
+            bits = value.to(dtype).view(torch.int16) + torch.tensor([*range(-8, 0), *range(1, 9)], dtype=torch.int16)
+            mean = float(torch.isin(column, bits.view(dtype).double()).sum()) / len(bits)
+            return FEWEST + mean + 6 * math.sqrt(mean)
+    return 0.0
 
 
 def constant_ends(pairs: LogpPairs) -> tuple[float, float, float]:

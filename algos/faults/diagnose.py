@@ -10,6 +10,7 @@ from torch import Tensor
 from algos.batch import Batch
 from algos.diagnostics import rounding
 from algos.diagnostics.evidence import Statistics, statistics
+from algos.diagnostics.pairs import deviate
 from algos.faults import FAULTS
 from algos.faults.base import QUESTIONS, SIZE, SURE, Fault, broken, excess
 
@@ -71,7 +72,7 @@ def diagnose(
 def judge(found: Statistics) -> Diagnosis:
     """The diagnosis of a batch's log-probabilities from its statistics, given by name."""
     error = found["identity/error"]
-    power = max(SIZE, SURE * error) if error == error else float("inf")
+    power = max(SIZE, error * deviate(SURE, found["identity/clusters"] - 1)) if error == error else float("inf")
     plugins: list[Fault] = sorted(
         (FAULTS[name] for name in FAULTS.names()), key=lambda fault: (fault.question, fault.order, fault.name)
     )

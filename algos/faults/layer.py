@@ -13,7 +13,7 @@ BROKEN, FAR = 4.0, 0.05
 
 def _signature(s: Statistics) -> float | None:
     times = ratio(s["places/head"], s["places/rest"])
-    broken = abs(s["identity/z"]) >= BROKEN and abs(s["identity/mean"] - 1) >= FAR
+    broken = not abs(s["identity/z"]) < BROKEN and abs(s["identity/mean"] - 1) >= FAR  # too few prompts give no z
     return (
         None
         if broken
@@ -22,9 +22,10 @@ def _signature(s: Statistics) -> float | None:
 
 
 def _evidence(s: Statistics) -> str:
+    error = s["identity/error"]
     return (
         f"K3 is {s['tails/k3']:.2g}, and rounding gives at most {s['size/k3_most']:.2g}; it is as large at the first tokens as "
-        f"later, and the mean ratio is {s['identity/mean']:.3f} ± {s['identity/error']:.3f}"
+        f"later, and the mean ratio is {s['identity/mean']:.3f}" + (f" ± {error:.3f}" if error == error else "")
     )
 
 

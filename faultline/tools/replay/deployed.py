@@ -36,7 +36,7 @@ def _answer(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], polic
     if name is None:
         return Deployed(policy=policy, rule=None, arm=None, text="", measured=UNTESTED, settings={})
     measured = _measured(frozen, name)
-    if not verdict.diagnosis.consistent:
+    if not (verdict.diagnosis.consistent and verdict.diagnosis.tells):
         return Deployed(policy=policy, rule=name, arm=None, text="no correction is proposed", measured=measured, settings={})
     if name == "best constant":
         arm: str | None = frozen["best"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from algos.diagnostics import rounding
 from algos.diagnostics.identity import by_place
-from algos.diagnostics.pairs import LogpPairs, Mean
+from algos.diagnostics.pairs import FEWEST, LogpPairs, Mean
 from algos.faults.diagnose import Diagnosis
 from faultline.tools.replay.effect import padded, padded_column
 from faultline.tools.replay.sources import Dump
@@ -52,6 +53,8 @@ def _k3(baseline: Path) -> float:
     found, _ = evidence.diagnosis()
     if found.kind != "consistent":
         raise UserError(f"--baseline {baseline}: {found}; give a dump of this model without a fault")
+    if not found.power < math.inf:
+        raise UserError(f"--baseline {baseline}: too few prompts to tell whether it has a fault; give at least {FEWEST}")
     return found.statistics["tails/k3"]
 
 

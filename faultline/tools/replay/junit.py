@@ -17,10 +17,12 @@ ELEMENTS = {"fail": "failure", "undecided": "error"}
 def write_junit(path: Path, verdict: Verdict) -> None:
     """Write a JUnit file with a test case for the diagnosis, and one for each gate.
 
-    An undecided gate is an error, and a gate that fails is a failure.
+    A gate that is undecided, or a diagnosis of too few prompts, is an error. A gate that fails, or a fault, is a failure.
     """
     first, *rest = diagnosis_lines(verdict.diagnosis)
-    cases = [("log-probabilities", "pass" if verdict.diagnosis.consistent else "fail", first, rest)]
+    sound = "fail" if not verdict.diagnosis.consistent else "pass" if verdict.diagnosis.tells else "undecided"
+    message = first if verdict.diagnosis.consistent else f"{verdict.diagnosis.fault or 'unknown'}: {verdict.diagnosis.evidence}"
+    cases = [("log-probabilities", sound, message, [first, *rest])]
     cases += [(gate.gate, gate.outcome, f"{gate.outcome}: {measured(gate)}", []) for gate in verdict.gates]
     count = {element: str(sum(outcome == name for _, outcome, *_ in cases)) for name, element in ELEMENTS.items()}
     suite = ElementTree.Element(

@@ -94,7 +94,7 @@ def diagnosis_lines(d: DiagnosisSummary) -> list[str]:
     """Format the diagnosis of a dump as lines. With a fault, the lines include its evidence and what to check in each program."""
     if d.consistent:
         note = [f"  Note, {d.fault}: {d.evidence}"] if d.fault else []
-        told = "consistent" if d.tells else "too few prompts to find a fault"
+        told = "consistent" if d.tells else "too few prompts for a standard error"
         return [f"LOG-PROBABILITIES  {told}: {mean_ratio(d)}", *note]
     name = f"FAULT  {d.fault}: " if d.fault else "UNKNOWN  "
     out = wrap(f"{name}{d.evidence}", WIDTH, subsequent_indent="  ")
@@ -109,7 +109,7 @@ def mean_ratio(d: DiagnosisSummary) -> str:
     if d.mean_ratio is None:
         return "no token tells"
     if d.error is None:
-        return f"mean ratio {d.mean_ratio:.4f}, without a standard error"
+        return f"mean ratio {d.mean_ratio:.4f}"
     power = "" if d.power is None else f" (a mean off by {d.power:.2g} would show)"
     return f"mean ratio {d.mean_ratio:.4f} ± {d.error:.4f}{power}"
 
@@ -143,7 +143,8 @@ def reasons(verdict: Verdict) -> list[str]:
     """Return sentences: why the mismatch's size gives the verdict, and whether a tested rule chooses the correction instead."""
     if _tested(verdict):
         return [f"By its size alone: {WORDS[verdict.need]}.", verdict.reason]
-    untested = dict.fromkeys(one.measured for one in verdict.deployed if verdict.diagnosis.consistent)
+    asked = verdict.diagnosis.consistent and verdict.diagnosis.tells
+    untested = dict.fromkeys(one.measured for one in verdict.deployed if asked)
     return [verdict.reason, *untested]
 
 

@@ -202,7 +202,7 @@ def judge(
     elif not diagnosis.tells:
         need, reason, proposal = (
             "undecided",
-            "Dump at least four prompts, better a thousand responses: this hides any fault.",
+            "Dump at least four prompts, better a thousand responses.",
             None,
         )
     elif replayed.fills:
@@ -232,7 +232,8 @@ def judge(
 def gated(verdict: Verdict, gates: Sequence[Gate], advice: Advice) -> Verdict:
     """Return a verdict with the results of gates (bounds on metrics) added. advice: has the metrics' intervals, which decide."""
     values = verdict.mismatch.model_dump() | {"mean_ratio": verdict.diagnosis.mean_ratio}
-    results = [gate.result(values[gate.metric], advice.intervals.get(gate.metric)) for gate in gates]
+    intervals = advice.intervals if verdict.diagnosis.tells else {}  # a bootstrap of three prompts covers little
+    results = [gate.result(values[gate.metric], intervals.get(gate.metric)) for gate in gates]
     return verdict.model_copy(update={"gates": results})
 
 

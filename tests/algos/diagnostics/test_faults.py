@@ -8,6 +8,7 @@ import torch
 
 from algos.batch import Batch
 from algos.diagnostics import rounding
+from algos.diagnostics.pairs import deviate, normal
 from algos.faults import FAULTS
 from algos.faults.base import Fault
 from algos.faults.diagnose import diagnose, judge
@@ -141,9 +142,12 @@ def test_versions_that_are_known_to_change_explain_a_profile(example):
     assert judge(falling).kind == "consistent"
 
 
-def test_the_power_is_four_errors(example):
+def test_a_mean_off_by_the_power_has_a_normal_deviate_of_four(example):
+    """With 8 prompts that is t = 7.9, not 4: √(7·(e^(16/7) − 1)) = 7.88."""
     found = diagnose(example["fp8"])
-    assert found.power == pytest.approx(4 * found.statistics["identity/error"]) and 0.005 < found.power < 0.02
+    error, clusters = found.statistics["identity/error"], int(found.statistics["identity/clusters"])
+    assert normal(found.power, error, clusters - 1) == pytest.approx(4) and 0.005 < found.power < 0.02
+    assert deviate(4, 7) == pytest.approx(7.88, abs=0.01)
 
 
 def test_every_fault_is_whole():

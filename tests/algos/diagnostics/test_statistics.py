@@ -200,6 +200,38 @@ def test_agreement_is_counted_only_behind_equal_tokens():
     assert found["collisions/found"] == 0.5  # places 0 and 1; behind the second the responses have parted
 
 
+def test_agreement_ends_where_an_environment_wrote_something_else():
+    """Two turns with another tool answer between them: the second turns have different prefixes. Equal answers keep the prefix."""
+    mu = torch.full((2, 4), 0.25).double().log()
+    mask = torch.tensor([[True, False, True, True], [True, False, True, True]])
+    batch = Batch(mu, mask, mu, prompt=torch.zeros(2, dtype=torch.long))
+    other, equal = torch.tensor([[0, 7, 2, 1], [0, 8, 3, 1]]), torch.tensor([[0, 7, 2, 1], [0, 7, 3, 1]])
+    assert collisions(LogpPairs(batch), other)["collisions/found"] == 1.0  # the first token alone is compared
+    assert collisions(LogpPairs(batch), equal)["collisions/found"] == 0.5
+    longer = mask & torch.tensor([[True] * 4, [True, True, False, True]])
+    assert collisions(LogpPairs(batch._replace(mask=longer)), equal)["collisions/found"] == 1.0
+
+
+def test_without_ids_no_agreement_is_counted():
+    """A trainer in BF16 gives one token another log π in another micro-batch, so equal numbers do not show equal tokens."""
+    mu = torch.full((64, 2), 0.5).double().log()
+    batch = Batch(mu, torch.ones(64, 2, dtype=torch.bool), mu, prompt=torch.arange(64) // 4)
+    found = collisions(LogpPairs(batch))
+    assert math.isnan(found["collisions/z"]) and found["collisions/shared"] == 2
+
+
+def test_whole_numbers_of_a_16_bit_column_are_no_fill():
+    """BF16 has a number every 1/64 nats between -4 and -2, so about one token in 256 is -3 in a column spread over 4 nats."""
+    mu = -4 * torch.rand(64, 100, generator=torch.Generator().manual_seed(0))
+    pi = (mu + 0.4 * torch.randn(64, 100, generator=torch.Generator().manual_seed(1))).clamp(max=0)
+    mask = torch.ones(64, 100, dtype=torch.bool)
+    for dtype in (torch.bfloat16, torch.float16):
+        found = values(LogpPairs(Batch(mu.to(dtype).float(), mask, pi.to(dtype).float())))
+        assert math.isnan(found["values/rollout_fill"]) and math.isnan(found["values/trainer_fill"])
+        filled = mu.to(dtype).float().index_fill(1, torch.tensor([50]), -1.0)
+        assert values(LogpPairs(Batch(filled, mask, pi.to(dtype).float())))["values/rollout_fill"] == -1
+
+
 def test_the_profile_of_places():
     mu = torch.full((8, 12), 0.5)
     pi = mu.clone()

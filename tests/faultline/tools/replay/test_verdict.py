@@ -193,7 +193,7 @@ def test_one_response_decides_nothing(tmp_path):
 def test_a_dump_of_three_prompts_gets_no_setting(tmp_path, capsys):
     """Three clusters give no standard error of the mean ratio, so no fault could show; four do."""
     rng = np.random.default_rng(0)
-    for prompts, told in ((3, "too few prompts to find a fault: mean ratio "), (4, "consistent: mean ratio ")):
+    for prompts, told in ((3, "too few prompts for a standard error: mean ratio "), (4, "consistent: mean ratio ")):
         path = dump(tmp_path / f"{prompts}.parquet", rng.normal(0, 0.1, (prompts, 9)))
         main(["replay", str(path)])
         shown = capsys.readouterr().out
