@@ -28,9 +28,10 @@ def identity(pairs: LogpPairs) -> dict[str, float]:
     """The mean of ρ = π/μ over all tokens, which is 1 if μ sampled, and related statistics; l = log ρ.
 
     mean, error, clusters, z: E[ρ], its error clustered over prompts, their number, and its normal deviate from 1. k1, k1_z:
-    E[−l], which estimates KL(μ‖π) ≥ 0, and its deviate from 0: negative beyond error when π and μ are swapped or μ did not sample. below =
-    E[(1−ρ)+] ≤ 1 and above = E[(ρ−1)+] are equal if E[ρ] = 1; `below` is bounded, so a gap with a small `above` is a missing
-    tail. swapped, swapped_z: E[1/ρ], which is 1 if π and μ are exchanged, and its deviate from 1. exponent: see `exponent`.
+    E[−l], which estimates KL(μ‖π) ≥ 0, and its deviate from 0: negative beyond error when π and μ are swapped or μ did not
+    sample. below = E[(1−ρ)+] ≤ 1 and above = E[(ρ−1)+] are equal if E[ρ] = 1; `below` is bounded, so a gap with a small `above`
+    is a missing tail. swapped, swapped_z: E[1/ρ], which is 1 if π and μ are exchanged, and its deviate from 1. exponent: see
+    `exponent`.
     drawn_z: Σ(ρ−1)/√Σ(ρ−1)², the deviate of E[ρ] from 1 with the error of independent tokens. It is right if μ sampled, because
     ρ − 1 are then martingale differences; under another sampler it is larger than z. likelihood: Σ l over all tokens, the log
     likelihood of the batch under π less that under μ. If μ sampled, E[exp Σ l] = 1, so P(Σ l ≥ c) ≤ e⁻ᶜ.
