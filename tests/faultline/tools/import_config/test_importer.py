@@ -90,7 +90,7 @@ def test_the_recipes_of_skyrl_and_trl(imported):
     body, notes, lost = imported(trl | {"warmup_ratio": 0.1})
     assert body["actor"] == {"schedule": {"name": "linear", "warmup_steps": 3}} and body["entropy_coeff"] == 0.02
     entropy = "entropy_coef: theirs is the token_mean of the entropy, this is reduced as the loss is"
-    assert (own(notes), lost) == ([OFF, entropy], [])
+    assert (own(notes), lost) == ([OFF, entropy, RATE], [])
     assert imported({"use_vllm": False, "lr_scheduler_type": "polynomial"})[2] == [
         "lr_scheduler_type=polynomial: no such schedule here"
     ]
@@ -362,7 +362,7 @@ def test_a_rate_for_large_models_is_a_comment(imported, key, rate, written):
     of_program = {"learning_rate": "use_vllm", "actor.optim.lr": "actor.use_kl_loss"}.get(key, "use_tis")
     body, notes, lost = imported({key: rate, of_program: False})
     assert body.get("actor", {}).get("lr") == (rate if written else None) and body.get("actor") != {}
-    told = f"actor.lr={rate:g}: the recipe's, for large models; the small model keeps its own rate. --launch DIR writes it"
+    told = RATE.replace("1e-06", f"{rate:g}")
     assert [line for line in notes if line.startswith("actor.lr")] == ([] if written else [told]) and not lost
 
 
