@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree
 
-from faultline.tools.replay.terminal import diagnosis_lines, measured
+from faultline.tools.replay.terminal import diagnosis_lines, first_line, measured
 from faultline.tools.replay.verdict import Verdict
 from harness.errors import printable
 from harness.files import output_folder, write_file
@@ -19,10 +19,9 @@ def write_junit(path: Path, verdict: Verdict) -> None:
 
     A gate that is undecided, or a diagnosis of too few prompts, is an error. A gate that fails, or a fault, is a failure.
     """
-    first, *rest = diagnosis_lines(verdict.diagnosis)
-    sound = "fail" if not verdict.diagnosis.consistent else "pass" if verdict.diagnosis.tells else "undecided"
-    message = first if verdict.diagnosis.consistent else f"{verdict.diagnosis.fault or 'unknown'}: {verdict.diagnosis.evidence}"
-    cases = [("log-probabilities", sound, message, [first, *rest])]
+    d = verdict.diagnosis
+    sound = "fail" if not d.consistent else "pass" if d.tells else "undecided"
+    cases = [("log-probabilities", sound, first_line(d), diagnosis_lines(d))]
     cases += [(gate.gate, gate.outcome, f"{gate.outcome}: {measured(gate)}", []) for gate in verdict.gates]
     count = {element: str(sum(outcome == name for _, outcome, *_ in cases)) for name, element in ELEMENTS.items()}
     suite = ElementTree.Element(

@@ -93,15 +93,20 @@ def ends(presets: list[PresetEffect]) -> list[PresetEffect]:
 def diagnosis_lines(d: DiagnosisSummary) -> list[str]:
     """Format the diagnosis of a dump as lines. With a fault, the lines include its evidence and what to check in each program."""
     if d.consistent:
-        note = [f"  Note, {d.fault}: {d.evidence}"] if d.fault else []
-        told = "consistent" if d.tells else "too few prompts for a standard error"
-        return [f"LOG-PROBABILITIES  {told}: {mean_ratio(d)}", *note]
-    name = f"FAULT  {d.fault}: " if d.fault else "UNKNOWN  "
-    out = wrap(f"{name}{d.evidence}", WIDTH, subsequent_indent="  ")
+        return [first_line(d), *([f"  Note, {d.fault}: {d.evidence}"] if d.fault else [])]
+    out = wrap(first_line(d), WIDTH, subsequent_indent="  ")
     for i, (program, what) in enumerate(d.check.items()):
         first, *more = wrap(what, WIDTH - CHECK)
         out += [f"{'Check' if i == 0 else '':<6} {program:<9} {first}", *(" " * CHECK + line for line in more)]
     return out
+
+
+def first_line(d: DiagnosisSummary) -> str:
+    """Return the diagnosis in one line of any length."""
+    if d.consistent:
+        told = "consistent" if d.tells else "too few prompts for a standard error"
+        return f"LOG-PROBABILITIES  {told}: {mean_ratio(d)}"
+    return (f"FAULT  {d.fault}: " if d.fault else "UNKNOWN  ") + d.evidence
 
 
 def mean_ratio(d: DiagnosisSummary) -> str:

@@ -16,6 +16,7 @@ from faultline.cli.replay import FAILED, FAULT, UNDECIDED
 from faultline.tools.replay.advice import Advisor, Target
 from faultline.tools.replay.example import example
 from faultline.tools.replay.gate import METRICS, parse
+from harness.dumps import files
 from harness.errors import UserError
 from tests.faultline.tools.replay.cases import as_responses
 
@@ -101,6 +102,18 @@ def test_an_undecided_gate_has_an_exit_code_of_its_own(tmp_path, capsys):
     assert replayed(tmp_path / "d.parquet", "k3<2e-3,k3<1.26e-3") == UNDECIDED
     assert capsys.readouterr().out.count("\nGATE  ") == 4
     assert (FAULT, FAILED, UNDECIDED) == (3, 4, 5)
+
+
+def test_three_prompts_pass_no_gate_and_are_no_baseline(tmp_path, capsys):
+    """A bootstrap of three prompts spans their values alone, and the mean ratio has no standard error that could show a fault."""
+    rollout = np.full((3, 9), -30.0)
+    columns = {"mask": np.ones((3, 9), bool), "logp_rollout": rollout, "logp_old": rollout + 1e-3}
+    files.write(tmp_path / "d.parquet", columns)
+    assert replayed(tmp_path / "d.parquet", "k3<1") == UNDECIDED
+    assert "GATE  k3<1: undecided" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as refused:
+        main(["replay", str(example("fp8")), "--baseline", str(tmp_path / "d.parquet")])
+    assert refused.value.code == 2 and "too few prompts to tell whether it has a fault" in capsys.readouterr().err
 
 
 def test_a_fault_comes_before_its_gates(tmp_path, capsys):
