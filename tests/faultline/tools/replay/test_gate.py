@@ -106,8 +106,9 @@ def test_an_undecided_gate_has_an_exit_code_of_its_own(tmp_path, capsys):
 
 def test_three_prompts_pass_no_gate_and_are_no_baseline(tmp_path, capsys):
     """A bootstrap of three prompts spans their values alone, and the mean ratio has no standard error that could show a fault."""
-    rollout = np.full((3, 9), -30.0)
-    columns = {"mask": np.ones((3, 9), bool), "logp_rollout": rollout, "logp_old": rollout + 1e-3}
+    rng = np.random.default_rng(0)
+    rollout = -1 - rng.exponential(1.0, (3, 9))
+    columns = {"mask": np.ones((3, 9), bool), "logp_rollout": rollout, "logp_old": rollout + rng.normal(0, 1e-3, (3, 9))}
     files.write(tmp_path / "d.parquet", columns)
     assert replayed(tmp_path / "d.parquet", "k3<1") == UNDECIDED
     assert "GATE  k3<1: undecided" in capsys.readouterr().out
