@@ -40,7 +40,7 @@ def test_values_accepted_and_meanings_stand_beside_the_key(capsys):
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == "faultline train [-m] [GROUP=OPTION | KEY=VALUE] ..."
     assert "actor.lr=0.0005 Learning rate; with a schedule, its highest value. [number in (0, 1]]" in lines
-    assert "actor.epochs=2 Passes over a rollout. [integer > 0]" in lines
+    assert "actor.epochs=2 Passes of training over the responses of a step. [integer > 0]" in lines
     assert any(line.startswith("loss.eps_low=0.0003 The sequence ratio is clipped below") for line in lines)
     assert any(line.startswith("loss=gspo cispo, clip_cov") for line in lines)
     top_p = "Mass of the most probable tokens that are sampled from. 1: all."
