@@ -1,10 +1,13 @@
 """Replay of dumps that the packages themselves have written, against verl's own function on the same batch."""
 
+from pathlib import Path
+
 import pytest
 import torch
+import verl
 import yaml
 from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
-from skyrl.train.config.config import OffPolicyCorrectionConfig
+from skyrl.train.config.config import OffPolicyCorrectionConfig, SamplingParams
 from trl import GRPOConfig
 from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
@@ -56,18 +59,28 @@ def test_verls_own_function_on_the_same_dump(tmp_path, name):
                 assert ours["correction/weight_ess"] == pytest.approx(theirs["rollout_is_eff_sample_size"], abs=1e-6)
 
 
+def below(values, section):
+    """The settings of a section, by the last part of their key."""
+    return {key.rpartition(".")[2]: value for key, value in values.items() if key.rpartition(".")[0] == section}
+
+
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_the_settings_that_a_verdict_prints_are_those_of_the_packages(tmp_path, level):
     """Their own config classes take every key, and verl's own function then gives min(ρ, 1.75) at that level."""
     made = {name: dict(line.split("=") for line in lines) for name, lines in settings(level, 1.75).items()}
     values = {name: {key: yaml.safe_load(value) for key, value in pairs.items()} for name, pairs in made.items()}
-    verl = RolloutCorrectionConfig(**{key.removeprefix(f"{VERL}."): value for key, value in values["verl"].items()})
-    skyrl = OffPolicyCorrectionConfig(**{key.removeprefix(f"{SKYRL}."): value for key, value in values["SkyRL"].items()})
+    rollout = yaml.safe_load((Path(verl.__file__).parent / "trainer/config/rollout/rollout.yaml").read_text())
+    assert below(values["verl"], "actor_rollout_ref.rollout").items() <= rollout.items()
+    assert SamplingParams(**below(values["SkyRL"], "generator.sampling_params")).logprobs == 1
+    made_verl = RolloutCorrectionConfig(**below(values["verl"], VERL))
+    skyrl = OffPolicyCorrectionConfig(**below(values["SkyRL"], SKYRL))
     trl = GRPOConfig(output_dir=str(tmp_path), use_vllm=True, report_to="none", use_cpu=True, bf16=False, **values["TRL"])
     assert (skyrl.tis_ratio_type, getattr(skyrl, f"{level}_tis_ratio_clip_high")) == (level, 1.75)
     assert trl.vllm_importance_sampling_mode == f"{level}_truncate" and trl.vllm_importance_sampling_clip_max == 1.75
     _, b = batch(0)
-    chosen = {key: getattr(verl, key) for key in ("rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold")}
+    chosen = {
+        key: getattr(made_verl, key) for key in ("rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold")
+    }
     weights, _, _ = compute_rollout_correction_and_rejection_mask(b.logp_old, b.logp_rollout, b.mask.double(), **chosen)
     l = torch.where(b.mask, b.logp_old - b.logp_rollout, 0.0)
     rho = (l if level == "token" else l.sum(-1, keepdim=True).expand_as(l)).exp()
