@@ -26,6 +26,8 @@ class Local:
         self.sweep, self.parallel = sweep, parallel or psutil.cpu_count(logical=False) or 1
         self.pool = Pool(sweep, self.parallel, job="local")
         self.waiting: list[str] = []
+        self.terminated = False
+        """Whether the launcher has received SIGTERM."""
 
     @property
     def stopped(self) -> bool:
@@ -39,7 +41,7 @@ class Local:
     @contextmanager
     def attached(self) -> Iterator[None]:
         """Context manager around the runs. After an error or a signal it makes each run save a checkpoint and stop."""
-        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        before = signal.signal(signal.SIGTERM, self._terminate)
         try:
             yield
         except BaseException as error:
@@ -49,6 +51,10 @@ class Local:
             raise
         finally:
             signal.signal(signal.SIGTERM, before)
+
+    def _terminate(self, *_: Any) -> None:
+        self.terminated = True
+        sys.exit(128 + signal.SIGTERM)
 
     def describe(self, count: int) -> str:
         """Describe, for the user, how `count` runs will be executed."""
@@ -82,6 +88,8 @@ class Local:
 
     def wait(self, seconds: float) -> bool:
         """Wait until a run ends, at most `seconds`, then start queued runs while there is room. Returns whether a run ended."""
+        if self.terminated:  # Python drops an exception that a handler raises within a finalizer
+            self._terminate()
         end, before = time.monotonic() + seconds, set(self.pool.running)
         while time.monotonic() < end and before <= self.pool.running.keys():
             time.sleep(0.05)

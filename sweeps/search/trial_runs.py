@@ -64,12 +64,12 @@ class TrialRuns:
     def resubmit(self, runs: Iterable[str]) -> str | None:
         """Resubmit runs that ended by an external cause. Returns the error of a run that failed by its own error or too often."""
         unfinished = self.unfinished(runs)
-        for run in unfinished:
-            if self.states[run].state == "failed" or self.retries.get(run, 0) > RETRIES:
-                return f"{self.sweep.path / run}: {self.states[run].error}"
         # A task with live runs may start the ended one again by itself; it is resubmitted once Slurm has released the task.
         ended = [run for run in unfinished if self.states[run].state in ("interrupted", "preempted", "cancelled")]
         stopped = [run for run in ended if run not in self.live]
+        for run in unfinished:
+            if self.states[run].state == "failed" or (run in stopped and self.retries.get(run, 0) == RETRIES):
+                return f"{self.sweep.path / run}: {self.states[run].error}"
         for run in stopped:
             self.retries[run] = self.retries.get(run, 0) + 1
         if stopped:

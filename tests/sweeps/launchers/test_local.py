@@ -8,6 +8,7 @@ import time
 import pytest
 
 from harness.run.folder import run_folders
+from sweeps.launchers.local import Local
 from sweeps.ledger import Sweep
 from tests.sweeps.conftest import launch, run_at_point, start, started
 from tests.waiting import PATIENCE
@@ -147,6 +148,23 @@ def test_terminating_the_launcher_stops_its_runs_at_a_checkpoint(swept, number):
     (folder,) = run_folders(root / sweep)
     assert folder.state == "preempted" and list((folder.path / "checkpoints").glob("step-*"))
     assert json.loads((folder.path / "status.json").read_text())["step"] < 200
+
+
+class Finalizer:
+    """An object during whose deletion the launcher gets SIGTERM."""
+
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_within_a_finalizer_stops_the_launcher_at_its_next_wait(sweep):
+    """Python prints what a finalizer raises, and goes on."""
+    executor = Local(sweep)
+    with pytest.raises(SystemExit) as ended, executor.attached():
+        Finalizer()
+        executor.wait(0)
+    assert ended.value.code == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("launcher", ["local", "basic"])

@@ -35,7 +35,7 @@ def specified(root) -> dict:
     return search_spec(
         root,
         name="here",
-        overrides=[*TINY, "steps=30", "checkpoint.every=5", "actor.lr=1e-6", "correction=token_truncate"],
+        overrides=[*TINY, "steps=100", "checkpoint.every=5", "actor.lr=1e-6", "correction=token_truncate"],
         space={"correction.weight.upper": bound, "loss.eps_low": [0.1, 0.2]},
         trials=2,
         parallel=1,
@@ -62,8 +62,10 @@ def test_a_search_here_survives_a_kill_and_a_stop(tmp_path):
     first.wait()
     second = begin()
     run.goes_on()
-    until(lambda: sum(state.state == "done" for state in sweep.states().values()) >= 2)
+    until(lambda: len(sweep.states()) > 2)
+    (run,) = held(sweep, [list(sweep.states())[2]])  # the second trial's first run
     second.send_signal(signal.SIGTERM)
+    run.goes_on()
     assert second.wait(PATIENCE) in (143, -signal.SIGTERM)
     third = begin()
     printed, told = third.communicate(timeout=PATIENCE)

@@ -173,16 +173,17 @@ def test_a_corner_that_a_run_would_refuse_stops_the_search_before_it_starts(sear
 
 
 def test_a_trial_like_one_that_failed_has_all_its_retries(slurm, shared_root):
-    """Its surroundings have ended the runs of the first trial too often; the second has the same seeds. No job comes to start."""
+    """The runs of the first trial have ended too often; the second has the same seeds. No job comes to start."""
     launcher = {"mem_gb": 1, "sbatch": {"hold": True}}
     spec = Spec.model_validate(specified(shared_root, "again", {"loss.eps_low": [0.2]}, parallel=1, launcher=launcher))
     controller = Controller(spec, Sweep(shared_root / "again"))
     controller.executor.prepare()
     controller.study = open_study(controller.sweep, spec)
     controller._advance()  # begins the first
-    controller.runs.retries = dict.fromkeys(controller.sweep.states(), RETRIES + 1)
-    for _ in range(3):  # it fails; the second begins; it is looked at
-        controller._advance()
+    cancel_jobs(controller.sweep)
+    controller.runs.retries = dict.fromkeys(controller.sweep.states(), RETRIES)
+    until(lambda: controller._advance() and len(controller.study.trials) == 2)  # it fails; the second begins
+    controller._advance()  # the second is looked at
     cancel_jobs(controller.sweep)
     assert [trial.state.name for trial in controller.study.trials] == ["FAIL", "RUNNING"]
     assert [trial.user_attrs["first_seed"] for trial in controller.study.trials] == [0, 0]

@@ -8,10 +8,13 @@ import pytest
 import yaml
 
 from harness.errors import UserError
+from sweeps.launchers.local import Local
+from sweeps.ledger import Sweep
 from sweeps.search.sections import Point, next_step
 from sweeps.search.spec import Range, load
 from sweeps.search.study import CollapsePruner, free_seed
-from sweeps.search.trial_runs import lower_bound
+from sweeps.search.trial_runs import RETRIES, TrialRuns, lower_bound
+from sweeps.states import RunState
 
 SHIPPED = Path(__file__).parents[3] / "sweeps" / "conf" / "search"
 
@@ -101,6 +104,19 @@ def test_the_pruner_looks_at_its_own_trial_alone(reports, pruned):
     for step, value in enumerate(reports):
         trial.report(value, step)
     assert trial.should_prune() is pruned
+
+
+def test_a_run_that_always_stops_is_submitted_again_three_times(tmp_path, monkeypatch):
+    submitted: list[list[str]] = []
+    executor = Local(Sweep(tmp_path / "search"))
+    monkeypatch.setattr(executor, "submit", submitted.append)
+    runs = TrialRuns(executor.sweep, executor)
+    runs.states = {"abc": RunState("", 0, 30, "interrupted", error="its node has failed")}
+    assert [runs.resubmit(["abc"]) for _ in range(RETRIES)] == [None] * 3
+    runs.live = {"abc"}
+    assert runs.resubmit(["abc"]) is None
+    runs.live = set()
+    assert "its node has failed" in (runs.resubmit(["abc"]) or "") and submitted == [["abc"]] * 3
 
 
 def test_a_range_is_scaled_in_the_distance_from_1():
