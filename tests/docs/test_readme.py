@@ -14,14 +14,20 @@ SCREEN = 26
 """Lines that a reader sees first."""
 
 
-def block(language: str) -> str:
-    """The one block of a language."""
-    (body,) = re.findall(rf"^```{language}\n(.*?)^```", README, re.M | re.S)
-    return body
+def blocks(language: str, page: str = README) -> list[str]:
+    """The blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page, re.M | re.S)
 
 
-def run(*words: str, cwd: Path) -> str:
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=cwd, check=True).stdout
+def run(*words: str, cwd: Path, code: int = 0) -> str:
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=cwd)
+    assert done.returncode == code, done.stderr
+    return done.stdout
+
+
+def replayed(folder: Path, *words: str, code: int = 0) -> list[str]:
+    """The lines that `faultline replay --example` prints."""
+    return [line.rstrip() for line in run("-m", "faultline", "replay", "--example", *words, cwd=folder, code=code).splitlines()]
 
 
 def test_it_is_short():
@@ -31,18 +37,18 @@ def test_it_is_short():
 
 @pytest.fixture(scope="module")
 def verdict(tmp_path_factory):
-    """The lines that `faultline replay --example` prints."""
-    return [
-        line.rstrip() for line in run("-m", "faultline", "replay", "--example", cwd=tmp_path_factory.mktemp("x")).splitlines()
-    ]
+    return replayed(tmp_path_factory.mktemp("x"))
+
+
+def test_the_first_block_is_the_faulty_example(tmp_path):
+    lines = blocks("text")[0].splitlines()
+    assert lines == replayed(tmp_path, "raw", code=3)[: len(lines)]
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md", "docs/replay.md"])
 def test_the_shown_lines_are_the_real_output_in_its_order(verdict, page):
     """A block that begins with the verdict's first line has its lines in its order; "..." stands for some that are left out."""
-    shown = [
-        body.splitlines() for body in re.findall(r"^```text\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
-    ]
+    shown = [body.splitlines() for body in blocks("text", (ROOT / page).read_text(encoding="utf-8"))]
     (lines,) = [body for body in shown if "18,962 tokens" in "".join(body[:2])]
     printed = iter(verdict)
     for line in lines:
@@ -51,7 +57,7 @@ def test_the_shown_lines_are_the_real_output_in_its_order(verdict, page):
 
 def test_the_snippet_prints_what_its_comment_says(tmp_path):
     """ρ is e¹ and e⁰, and the cap is 2."""
-    snippet = block("python")
+    (snippet,) = blocks("python")
     said = re.search(r"print\(.*\)  # (.*)", snippet)[1]
     assert run("-c", snippet, cwd=tmp_path).strip() == said == "[[2.0, 1.0]]"
 
@@ -65,8 +71,8 @@ def test_the_first_screen_needs_no_glossary(word):
 
 @pytest.mark.parametrize("word", ["ESS", "K3"])
 def test_a_term_of_the_verdict_is_explained_below_it(word):
-    _, below = README.split(block("text"))
-    assert re.search(rf"\b{word}\b.{{0,20}} is the\s", below)
+    _, below = README.split(blocks("text")[-1])
+    assert re.search(rf"\b{word}\b is the\s", below)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/getting-started.md"])
@@ -85,11 +91,12 @@ def test_the_versions_of_package_citation_and_changelog_are_one():
 
 def test_its_one_picture_has_the_finding_as_its_title():
     ((title, file),) = re.findall(r"!\[(.*)\]\((.*)\)", README)
-    assert file == "docs/replay.png" and f"\n**{title}**" in README
+    assert file == "docs/replay.png" and f"\n**{title}.**" in README
 
 
-def test_the_finding_is_what_replay_prints(verdict):
-    """Four filters keep less than a quarter of the batch, and the proposed weight an ESS of 0.93."""
+def test_the_finding_is_what_replay_prints(verdict, tmp_path):
+    """Four filters keep less than a quarter of the FP8 batch, and verl's band 11 % of the BF16 batch."""
     few = sorted(int(share) for line in verdict for share in re.findall(r"\s(\d+)%  0\.", line) if int(share) < 25)
-    assert len(few) == 4 and f"leave {few[0]} to {few[-1]} % of this FP8 batch" in README
-    assert any(line.startswith("VERDICT") and "ESS 0.93" in line for line in verdict) and "that weight 93 %" in README
+    assert len(few) == 4 and f"drop {100 - few[-1]} to {100 - few[0]} % of this FP8 batch" in README
+    (band,) = (line for line in replayed(tmp_path, "bf16") if "verl geo_rs" in line and "%" in line)
+    assert re.search(r"verl geo_rs, 0.999 to 1.001\s+(\d+)%", band)[1] == "11" and "one of them 89 % of BF16" in README

@@ -373,7 +373,8 @@ class Translation:
         except ValueError as error:
             unusable(source, str(error))
         if (level, when) == ("geometric", "all") and lower and upper and lower >= BAND[0] and upper <= BAND[1]:
-            kept = "such a geometric band keeps 12 % or less of an FP8 batch of SmolLM2"
+            share = 3 if lower >= 0.999 and upper <= 1.001 else 12
+            kept = f"this geometric band keeps {share} % of an FP8 batch of SmolLM2, or less"
             self.warnings.append(f"{source}: {kept}; docs/collapsed.md says: do not set it")
 
     def render(self, title: str, left: list[str]) -> str:

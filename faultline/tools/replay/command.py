@@ -19,7 +19,7 @@ from faultline.tools.replay.advice import Advisor, Target
 from faultline.tools.replay.collect import Replayed, collect
 from faultline.tools.replay.deployed import answers
 from faultline.tools.replay.evidence import UNCOMPARED, Evidence, known
-from faultline.tools.replay.example import EXAMPLES, PRECISIONS, example
+from faultline.tools.replay.example import EXAMPLES, PRECISIONS, SOUND, example
 from faultline.tools.replay.gate import parse
 from faultline.tools.replay.junit import write_junit
 from faultline.tools.replay.persistence import persistence
@@ -101,10 +101,11 @@ def replay_command(
 
 
 def _references(specs: dict[str, Correction], verdict: Verdict, without: set[str]) -> dict[str, list[PresetEffect]]:
-    """Effects of the verdict's presets on the shipped dumps, by title. Left out: titles in `without`, and unusable dumps."""
+    """Effects of the verdict's presets on the sound examples, by title. Left out: titles in `without`, and unusable dumps."""
     shown = {preset.preset: specs[preset.preset] for preset in verdict.presets}
     references: dict[str, list[PresetEffect]] = {}
-    for name, title in EXAMPLES.items():
+    for name in SOUND:
+        title = EXAMPLES[name]
         with suppress(UserError):
             references |= {} if title in without else {title: listed(collect(Dump(example(name)), shown), None)}
     return references

@@ -5,9 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / "example"
-EXAMPLES = {"fp8": "SmolLM2-135M, FP8 rollout", "bf16": "SmolLM2-135M, BF16 rollout"}
+EXAMPLES = {
+    "fp8": "SmolLM2-135M, FP8 rollout",
+    "bf16": "SmolLM2-135M, BF16 rollout",
+    "raw": "SmolLM2-135M, BF16 at T 0.6, raw log-probabilities",
+}
 """Name of an example dump -> its label in figures."""
-PRECISIONS = {"fp8": "fp8_channel", "bf16": "bf16"}
+SOUND = ("fp8", "bf16")
+"""Example dumps without a fault, beside which other dumps are drawn. `raw` has one: vLLM logged before the temperature."""
+PRECISIONS = {"fp8": "fp8_channel", "bf16": "bf16", "raw": "bf16"}
 """Name of an example dump -> precision of its rollouts, as in `experiments/replay_example.py`."""
 
 

@@ -84,7 +84,7 @@ def _finish(axis: Axes, labels: list[str]) -> None:
     axis.set_xlim(0, 1.01)
     axis.set_ylim(len(labels) - 0.45, -0.55)
     axis.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
-    axis.set_xlabel("share of the batch that is left to learn from (effective sample size after the correction)")
+    axis.set_xlabel("effective sample size after the correction (100 %: nothing dropped, all weighted alike)")
     axis.tick_params(axis="y", length=0)
     axis.grid(axis="x", alpha=0.25)
     axis.set_axisbelow(True)

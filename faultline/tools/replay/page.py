@@ -38,7 +38,7 @@ IDENTITY = (
     "whatever the precision, the staleness and the size of the mismatch. docs/diagnosis.md says what else is asked."
 )
 LEAVES = (
-    "Full bar: effective sample size (ESS), the share of the batch that is left to learn from; the number repeats it. Pale bar: "
+    "Full bar: effective sample size (ESS), 100 % where nothing is dropped and all weights are equal; the number repeats it. Pale bar: "
     "share of tokens with a weight above 0. No correction leaves all of the batch, and all of the mismatch. Presets with equal "
     "settings share a row."
 )

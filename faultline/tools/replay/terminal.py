@@ -28,7 +28,7 @@ WORDS = {
     "not asked": "no correction is proposed",
 }
 """Value of Verdict.need -> its words in the terminal, which never say "required": no K3 is known to harm training."""
-SERVED = "A correction can lower the policy that samples: evaluate that policy if you serve it."
+SERVED = "A correction can make the weights that sample worse. If you serve those, evaluate them."
 """Warning beside a proposed weight. One in docs/findings.md changed the trainer's reward by +0.093, the sampler's by −0.115."""
 
 
@@ -36,7 +36,7 @@ def lines(verdict: Verdict) -> list[str]:
     """Format a verdict in about 24 lines of at most WIDTH printable characters, names cut to fit, and a line per gate."""
     d, m = verdict.dump, verdict.mismatch
     bad = f"; {d.bad_rows:,} bad rows left out" if d.bad_rows else ""
-    size = f"{d.name[:48]}: {d.responses:,} responses, {d.tokens:,} tokens, {d.batches:,} batch{'es' * (d.batches > 1)}{bad}"
+    size = f"{d.name[:48]}: {d.responses:,} response{'s' * (d.responses != 1)}, {d.tokens:,} tokens, {d.batches:,} batch{'es' * (d.batches > 1)}{bad}"
     sizes = f"Mismatch before correction: token ESS {_ess(m.ess_token)}, sequence ESS {_ess(m.ess_sequence)}. K3"
     first = diagnosis_lines(verdict.diagnosis)
     if not verdict.diagnosis.consistent:

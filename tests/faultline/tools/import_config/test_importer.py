@@ -367,19 +367,23 @@ def test_a_rate_for_large_models_is_a_comment(imported, key, rate, written):
 
 
 RATE = "actor.lr=1e-06: the recipe's, for large models; the small model keeps its own rate. --launch DIR writes it"
-BAND = "such a geometric band keeps 12 % or less of an FP8 batch of SmolLM2; docs/collapsed.md says: do not set it"
+NARROW, BAND = (
+    f"this geometric band keeps {share} % of an FP8 batch of SmolLM2, or less; docs/collapsed.md says: do not set it"
+    for share in (3, 12)
+)
+"""The bands of verl and of SkyRL; docs/collapsed.md has the shares."""
 
 
 @pytest.mark.parametrize(
     ("theirs", "warning"),
     [
         ({"rollout_correction": {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.999_1.001"}},
-         f"rollout_rs=seq_mean_k1 at 0.999_1.001: {BAND}"),
+         f"rollout_rs=seq_mean_k1 at 0.999_1.001: {NARROW}"),
         ({"rollout_correction": {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.99_1.01"}},
          f"rollout_rs=seq_mean_k1 at 0.99_1.01: {BAND}"),
         ({"rollout_correction": {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.98_1.02"}}, None),
         ({"rollout_correction": {"rollout_rs": "token_k1", "rollout_rs_threshold": "0.999_1.001"}}, None),
-        ({"rollout_correction": "geo_rs"}, f"rollout_rs=geometric: {BAND}"),
+        ({"rollout_correction": "geo_rs"}, f"rollout_rs=geometric: {NARROW}"),
         ({"trainer.algorithm.off_policy_correction.sequence_mask_metric": "geometric"},
          f"sequence_mask_metric=geometric: {BAND}"),
         ({"trainer.algorithm.off_policy_correction": {"sequence_mask_metric": "geometric", "geo_mask_high": 1.2}}, None),

@@ -19,7 +19,7 @@ from faultline.tools.replay.advice import Advisor, Target
 from faultline.tools.replay.collect import collect
 from faultline.tools.replay.effect import padded
 from faultline.tools.replay.evidence import Evidence, known
-from faultline.tools.replay.example import EXAMPLES, example
+from faultline.tools.replay.example import SOUND, example
 from faultline.tools.replay.presets import presets
 from faultline.tools.replay.sources import Dump
 from faultline.tools.replay.verdict import judge
@@ -29,7 +29,7 @@ from harness.errors import UserError
 from harness.precisions import PRECISIONS
 
 ROOT = Path(__file__).parents[4]
-SHIPPED = [*map(example, EXAMPLES), *sorted((ROOT / "experiments" / "study" / "smollm2").rglob("*.parquet"))]
+SHIPPED = [*map(example, SOUND), *sorted((ROOT / "experiments" / "study" / "smollm2").rglob("*.parquet"))]
 
 
 def scaled(logp, factor):
@@ -104,7 +104,7 @@ def verdict_of(path, facts=None):
     return judge("it", replayed, None, advisor.propose(), advisor.target, seen.diagnosis()[0])
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", SOUND)
 @pytest.mark.parametrize("edit", BROKEN)
 def test_a_broken_dump_gets_no_correction(tmp_path, edit, name):
     change, fault = BROKEN[edit]
