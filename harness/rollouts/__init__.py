@@ -51,14 +51,15 @@ UNTRUNCATED = Sampling()
 
 
 class Rollout(NamedTuple):
-    """One batch of responses, as tensors [B, T].
+    """One batch of responses, as tensors of shape [B, T] where no other shape is given.
 
     tokens: int64, PAD after a stop token. logp: fp32 nats, log μ of each token under the distribution that it was drawn from,
     by the forward pass that drew it; 0 on PAD. version: int64, version of the weights that drew the token. expert_ids,
-    expert_weights: experts chosen in that forward pass (`routes.Routes`); None for a dense model, or if the engine does not
-    report them. support: tokens that top_p and top_k left to sample from (`recorded.Recorded`); None without
-    `Sampling.record_support`. turns: int64, number of the token's turn. environment: bool, tokens that the environment wrote;
-    their logp is 0. turns and environment are None for a task without an environment (`turns.py`).
+    expert_weights [B, P + T − 1, layers, k]: experts chosen in that forward pass (`routes.Routes`); None for a dense model,
+    or if the engine does not report them. support [B, T, ⌈V/8⌉]: tokens that top_p and top_k left to sample from
+    (`recorded.Recorded`); None without `Sampling.record_support`. turns: int64, number of the token's turn, from 0.
+    environment: bool, tokens that the environment wrote; their logp is 0. turns and environment are None for a task without
+    an environment (`turns.py`).
     """
 
     tokens: Tensor
@@ -102,7 +103,7 @@ class RolloutEngine(ABC):
 
     @classmethod
     def reports_routes(cls) -> ReportedRoutes:
-        """Data that rollouts report here on each token's experts: nothing, their ids, or their routing weights too."""
+        """Data on each token's experts that rollouts report on this machine: nothing, their ids, or routing weights too."""
         return "nothing"
 
     @classmethod

@@ -22,9 +22,9 @@ FUSED = {
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
 }
-"""Matrix by which an inference engine multiplies in a decoder layer -> the modules whose weights the matrix concatenates."""
+"""Modules whose weights an inference engine concatenates to one matrix in a decoder layer, by the name of that matrix."""
 SCALED_ROPES = ("linear", "llama3", "yarn")
-"""Variants of rotary embedding whose frequencies do not depend on the length of the sequence."""
+"""Supported scaled variants of rotary embedding. Their frequencies do not depend on the length of the sequence."""
 
 
 class Architecture(NamedTuple):
@@ -54,7 +54,7 @@ class Architecture(NamedTuple):
     """Whether the weights of a token's experts sum to 1."""
 
     def rotary(self, positions: int) -> tuple[Tensor, Tensor]:
-        """Cosine and sine tables of the rotary embedding, [positions, 1, head_dim] in fp32; half of each sine row is negated."""
+        """Tables of rotary cosines and sines, [positions, 1, head_dim] in fp32. The first half of each sine row is negated."""
         angles = torch.arange(positions, dtype=torch.float32)[:, None, None] * self.frequencies
         cos, sin = angles.cos() * self.magnitude, angles.sin() * self.magnitude
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
@@ -113,7 +113,7 @@ def _head_dim(config: PretrainedConfig) -> int:
 
 
 def _frequencies(config: PretrainedConfig) -> tuple[Tensor, float]:
-    """Return (rotary frequencies θ_i = base^(−2i/head_dim) in radians per position, factor on the rotary tables)."""
+    """Return (frequencies [head_dim/2] in radians per position, base^(−2i/head_dim) if unscaled; factor on rotary tables)."""
     rope = config.rope_parameters
     kind = rope.get("rope_type", "default")
     if kind == "default":

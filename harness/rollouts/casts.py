@@ -1,8 +1,9 @@
 """Number formats of inference engines, exact in value: quantise to codes and a scale, both held in fp32.
 
-A value x is represented as code · scale. `quantize_*` return (codes, scale) such that codes are exactly representable in the
-format. The product of two codes is exact in fp32. So a matrix product of codes accumulated in fp32, times both scales, is what
-the hardware computes up to the order of the sum.
+A value x is represented as code · scale. `quantize_*` return (codes, scale), with codes that the format represents exactly.
+For MX formats and INT4 they return the values code · scale instead. NVFP4's codes include the scale of their block. The
+product of two codes is exact in fp32. So a matrix product of codes accumulated in fp32, times both scales, is what the hardware
+computes up to the order of the sum.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def e4m3(x: Tensor) -> Tensor:
 
     For 2ᵉ ≤ |x| < 2ᵉ⁺¹ the spacing of e4m3 is 2ᵉ⁻³, that of its subnormals 2⁻⁹. The fp32 number 1.5·2ᵉ⁺²⁰ has that spacing
     too, so adding it rounds x. Within ±448 the result equals `x.to(torch.float8_e4m3fn)` (a test compares all of bf16 and a
-    sample of fp32). It is five times faster on a CPU, where torch's cast is scalar code.
+    sample of fp32). On a CPU this is five times faster than torch's cast, which is scalar code there.
     """
     x = x.clamp(-E4M3_MAX, E4M3_MAX)
     power = (x.view(torch.int32) & 0x7F800000).view(torch.float32).clamp_(min=2.0**-6)
@@ -110,9 +111,9 @@ def quantize_nvfp4(x: Tensor, dim: int | None = None, *, four_over_six: bool = F
     code = e2m1(x/(block scale·scale)), ties to the even code. code · block scale is exact in fp32. Raises ValueError unless 16
     divides the last dimension.
 
-    four_over_six: a block takes e4m3(block max/4/scale) instead if its squared error is then smaller. e2m1 has no value between 4
-    and 6, and with a largest code of 4 the block has none there either. scale is then max|x|/(6·256), so that both block scales
-    are in e4m3's range. Source: Four Over Six, arXiv 2512.02010.
+    four_over_six: a block takes e4m3(block max/4/scale) instead if its squared error is then smaller. e2m1 has no code between
+    4 and 6. If the block's largest code is 4, no value of the block falls into this gap. The fp32 scale is then
+    max|x|/(6·256), so that both block scales are in e4m3's range. Source: Four Over Six, arXiv 2512.02010.
     """
     blocks = _blocks(x, "nvfp4", NVFP4_BLOCK)
     scale = _amax(x, dim) / (E2M1_MAX * (FOUR_OVER_SIX_MAX if four_over_six else E4M3_MAX))

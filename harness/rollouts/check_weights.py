@@ -25,12 +25,12 @@ UNNOTICED = 0.1
 
 
 def tolerance(precision: PrecisionConfig, kv_cache: str) -> float:
-    """Tolerated mean difference of an engine's log-probabilities from the actor's, in nats, in a precision and KV cache dtype."""
+    """Tolerated mean |log μ − log π|, in nats: QUANTISED with quantised weights or KV cache, else by compute dtype."""
     return COMPUTE[precision.compute].tolerance if precision.weights is None and kv_cache == "compute" else QUANTISED
 
 
 class TrainedPolicy(Protocol):
-    """Interface of the trained policy, with whose log-probabilities those of a rollout engine are compared."""
+    """Interface of the trained policy. The log-probabilities of a rollout engine are compared with those of this policy."""
 
     def logp(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Any]:
         """Return a pair: log π [B, T] of given tokens in nats, and a second value that is ignored."""
@@ -47,7 +47,7 @@ class SyncCheck:
 
     @torch.no_grad()
     def __call__(self, engine: RolloutEngine, actor: TrainedPolicy) -> float | None:
-        """Return mean |log μ − log π| of engine and actor, nats; None if π is not finite. Raises UserError on wrong weights."""
+        """Return mean |log μ − log π| in nats; None if log π is not finite. Raises UserError on wrong or stale weights."""
         rollout = engine.generate(self.prompts, self.uniforms)
         logp = actor.logp(self.prompts, rollout.tokens)[0]
         if not logp.isfinite().all():

@@ -21,13 +21,13 @@ from torch import Tensor
 
 DraftError = Annotated[float, Interval(ge=0, le=1)]
 DRAFT_TEMPERATURE = 2.0
-"""Temperature of the draft model of speculative sampling relative to the target's: a small model is less certain."""
+"""Temperature of the draft relative to the target's in speculative sampling. Above 1, because a small model is less certain."""
 
 
 def drawn_from(logp: Tensor, error: float) -> Tensor:
     """Probabilities μ' [N, V] of tokens drawn by speculative sampling from a target p; logp is log p, [N, V].
 
-    error: share ε of the drafts that are drawn uniformly, unknown to the acceptance test: the reason why μ' ≠ p.
+    error: share ε of the drafts that are drawn uniformly. The acceptance test does not know of them, so μ' ≠ p if ε > 0.
     """
     p, believed = logp.exp(), (logp / DRAFT_TEMPERATURE).softmax(-1)
     accepted = torch.where(believed > 0, (p / believed).clamp(max=1), 0.0)

@@ -6,7 +6,7 @@ keys, and that of its values, is
     s = q_p(|x|)/M
 
 where M is the largest value of the cache's dtype, and q_p is the p-th percentile over the first tokens that the layer computes,
-padding excluded. Values above it saturate. vLLM's `calculate_kv_scales` calibrates likewise, once, in its first forward pass.
+padding excluded. Values above q_p saturate. vLLM's `calculate_kv_scales` calibrates likewise, once, in its first forward pass.
 Without that option its scale is 1.
 """
 
@@ -23,16 +23,17 @@ from torch import Tensor
 from harness.errors import UserError
 
 KvScale = Literal["one", "sync", "first"]
-"""Rule for the scales of an FP8 KV cache. one: always 1. sync: calibrated after each load of weights. first: only once."""
+"""Rule for the scales of an FP8 KV cache. one: always 1. sync: calibrated at each load of weights. first: calibrated once."""
 Percentile = Annotated[float, Interval(gt=0, le=100)]
 LARGEST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
-"""FP8 dtype of a KV cache -> largest value of the dtype."""
+"""Largest value of each FP8 dtype of a KV cache."""
 
 
 class KvScales:
     """Scales of each layer's keys and values in an FP8 KV cache, and the cast by these scales.
 
-    cast: rounds fp32 values to the cache's dtype. largest: largest value of the dtype. percentile: of |x|, sets the scale.
+    cast: rounds fp32 values to the cache's dtype. largest: largest value of the dtype. percentile: a
+    number p from 0 to 100. A calibrated scale maps the p-th percentile of |x| to `largest`.
     """
 
     def __init__(self, cast: Callable[[Tensor], Tensor], largest: float, rule: KvScale, percentile: float):
@@ -64,7 +65,7 @@ class KvScales:
         return self.cast(x / self.scales[name]) * self.scales[name]
 
     def state(self) -> dict[str, Tensor]:
-        """Scales of the FP8 cache by layer, for a checkpoint; empty unless they were calibrated once and for all."""
+        """Scales of the FP8 cache, for a checkpoint, by layer and k or v, such as "0.k"; empty unless the rule is "first"."""
         return {name: scale.clone() for name, scale in self.scales.items()} if self.rule == "first" else {}
 
     def restore(self, state: dict[str, Tensor]) -> None:

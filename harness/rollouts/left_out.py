@@ -1,4 +1,4 @@
-"""The linear layers that a precision leaves in the compute dtype: the first and last decoder layers, and layers by name."""
+"""Linear layers that a precision leaves in the compute dtype: those in the first and last decoder layers, and named ones."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from harness.errors import UserError
 from harness.rollouts.architecture import FUSED
 
 EXPERTS = {"gate_up": ("mlp.experts.gate_up_proj",), "down": ("mlp.experts.down_proj",)}
-"""Matrix of a mixture's experts -> its module in a decoder layer. All experts of a layer are quantised together, or none is."""
+"""Module of each matrix of a mixture's experts, by the matrix's name. Either all experts of a layer are quantised or none."""
 
 
 def matrices(has_experts: bool) -> dict[str, tuple[str, ...]]:
-    """Matrix of a decoder layer by which an engine multiplies, such as qkv -> the modules whose weights form this matrix."""
+    """Modules of a decoder layer whose weights form one matrix of an engine, by the matrix's name, such as qkv."""
     return FUSED | EXPERTS if has_experts else FUSED
 
 
@@ -35,7 +35,7 @@ def is_cast(precision: PrecisionConfig, layer: int, layers: int, modules: Sequen
 
 
 def check_left_out(precision: PrecisionConfig, layers: int, has_experts: bool) -> None:
-    """Raise UserError if a precision quantises no layer, or its `ignore` names an unknown layer or a part of a cast matrix."""
+    """Raise UserError if `ignore` names an unknown layer or a part of a cast matrix, or if no layer is left to quantise."""
     groups = matrices(has_experts).values()
     names = [f"model.layers.{i}.{module}" for i in range(layers) for modules in groups for module in modules]
     for pattern in precision.ignore:

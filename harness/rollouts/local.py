@@ -206,7 +206,7 @@ class LocalEngine(RolloutEngine):
         return self._sample_from_kept(prompts, begun, going, uniforms)
 
     def _sample(self, prompts: Tensor, begun: Rollout, going: Tensor, uniforms: Tensor, history: History | None) -> Rollout:
-        """Extend responses `begun` by a token per column of `uniforms`. history: tokens of `prompts` if their KV is cached."""
+        """Sample n more tokens of the responses where `going` [B], by `uniforms` [B, n]. history: as in `_decode`."""
         uniforms = uniforms.to(self.device, torch.float64)
         given, going = begun.tokens.to(self.device), going.to(self.device)
         start = given.shape[1]
@@ -228,7 +228,7 @@ class LocalEngine(RolloutEngine):
         return Rollout(tokens, logp, torch.full_like(tokens, self.version), ids, weights, support)
 
     def _sample_from_kept(self, prompts: Tensor, begun: Rollout, going: Tensor, uniforms: Tensor) -> Rollout:
-        """Extend responses `begun` from kept KV, by treating each prompt with the beginning of its response as a prompt."""
+        """Sample as `resume` does, from kept KV. Each prompt together with its response so far is treated as a prompt."""
         tokens, version, here = (part.to(self.device) for part in (begun.tokens, begun.version, going))
         history = History.of(prompts.to(self.device), tokens, version).rows(here)
         nothing = torch.zeros(len(history.tokens), 0, dtype=torch.int64, device=self.device)
@@ -409,7 +409,7 @@ class LocalEngine(RolloutEngine):
         return _Nodes(*self._forward(tokens[:, None], at, cache, padding, replay), cache, padding)
 
     def _kept(self, logits: Tensor) -> Tensor:
-        """Set logits to −inf outside the top_k tokens, and outside the smallest set of these whose mass reaches top_p."""
+        """Logits with −inf outside the top_k tokens, and outside the smallest set of these whose mass reaches top_p."""
         top_k, top_p = self.sampling.top_k, self.sampling.top_p
         if top_k:
             logits = logits.masked_fill(logits < logits.topk(min(top_k, logits.shape[-1])).values[:, -1:], -torch.inf)
@@ -421,7 +421,7 @@ class LocalEngine(RolloutEngine):
         return logits
 
     def _branch(self, cache: Cache, parents: Tensor, filled: int) -> Cache:
-        """Copy the KV of the first `filled` tokens of each parent node to its children. parents: node of each child, [N]."""
+        """KV cache of child nodes, with the first `filled` tokens of their parents. parents: parent node of each child, [N]."""
         grown = self._allocate(len(parents), cache[0][0].shape[2])
         for old, new in zip(cache, grown, strict=True):
             for source, target in zip(old, new, strict=True):
@@ -433,8 +433,8 @@ class LocalEngine(RolloutEngine):
     ) -> tuple[Tensor, Routes | None]:
         """Return (logits [B, V] after the last of `tokens` [B, n], experts that the tokens took; None for a dense model).
 
-        The tokens enter the cache at positions at..at+n−1. padding [B]: number of padding tokens before a row, from whose end
-        rotary positions are counted; None: no padding. replay: experts to take.
+        The tokens enter the cache at positions at..at+n−1. padding [B]: number of padding tokens before each row; None: no
+        padding. Rotary positions count from the end of the padding. replay: experts to take.
         """
         rows, n = tokens.shape
         turn = self._turn(at, n, padding)
@@ -465,7 +465,7 @@ class LocalEngine(RolloutEngine):
         return self._cos[positions], self._sin[positions]
 
     def _hidden(self, at: int, n: int, padding: Tensor | None) -> Tensor | None:
-        """Mask of the keys hidden from a query, [1 or B, 1, L, groups·n]: of later tokens and of the padding before its row."""
+        """Mask of the keys hidden from each query, [1 or B, 1, L, groups·n]: later tokens and padding. None if no key is."""
         groups = self.heads // self.kv_heads
         later = torch.ones(at + n, n, dtype=torch.bool, device=self.device).tril_(-at - 1)
         if padding is None:
@@ -517,7 +517,7 @@ class LocalEngine(RolloutEngine):
         return self._round(self._round(x * inverse).mul_(weight))
 
     def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Apply the rotary embedding to x [B, n, H, D] by tables [n, 1, D]."""
+        """Apply the rotary embedding to x [B, n, H, D] by tables [n, 1, D], or [B, n, 1, D], as `_turn` returns them."""
         half = self.head_dim // 2
         turned = torch.cat((x[..., half:], x[..., :half]), dim=-1)  # the sign is in the sine
         return self._round(torch.addcmul(x * cos, turned, sin))
@@ -535,6 +535,6 @@ def _shared_beginning(prompts: Tensor) -> int:
 
 
 def _within(support: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
-    """Log-probabilities [N] of tokens by logits [N, V], renormalised over the token set `support` [N, ⌈V/8⌉] of each."""
+    """Log-probabilities [N] of tokens by logits [N, V]. Each is renormalised over its own token set in `support` [N, ⌈V/8⌉]."""
     logp = logits.masked_fill(~unpack(support, logits.shape[-1]), -torch.inf).log_softmax(-1)
     return logp.gather(-1, tokens[:, None])[:, 0]

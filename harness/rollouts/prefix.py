@@ -5,10 +5,10 @@ Let v(j) be the version of the weights that computed the keys and values (KV) of
     k_j, v_j = f_{v(j)}(x_{≤ j}),  where f at token j reads the stored keys and values of the tokens before it
 
 recompute: v(j) = v. Each sync empties the cache, and a response that goes on is computed anew (AReaL, arXiv 2505.24298).
-salt: v(j) is the version at which the response was at token j. A running response keeps its KV, and a new one reads only KV of
+salt: v(j) is the version at which the response reached token j. A running response keeps its KV, and a new one reads only KV of
 its own version: vLLM's `cache_salt`, the default of prime-rl (#2266) and torchtitan (#4761).
-keep: as salt for responses. All tokens of a prompt but the last have the version that first computed the prompt, however old:
-an engine whose prefix cache is not reset (NeMo-RL #4018, lmdeploy #4917).
+keep: responses are treated as under salt. For all tokens of a prompt but the last, v(j) is the version that first computed the
+prompt, however old. Engines whose prefix cache is not reset do this (NeMo-RL #4018, lmdeploy #4917).
 
 Under all three rules the recorded log μ is that of the distribution that drew the token, so E_μ[π/μ] = 1.
 """
@@ -52,7 +52,7 @@ class History(NamedTuple):
         return History(self.tokens[rows], self.version[rows])
 
     def followed(self, tokens: Tensor, version: int) -> History:
-        """History (tokens and weight versions) of the rows, followed by `tokens` [N, n] that weights `version` have drawn."""
+        """This history (tokens and weight versions) with `tokens` [N, n], drawn by weights `version`, appended to its rows."""
         return History(*(torch.cat(two, 1) for two in zip(self, (tokens, torch.full_like(tokens, version)), strict=True)))
 
     @property

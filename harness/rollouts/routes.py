@@ -59,7 +59,7 @@ class Routes(NamedTuple):
         return Routes(function(self.ids), weights, margin)
 
     def put(self, rows: Any, places: Any, other: Routes) -> None:
-        """Copy the chosen experts `other` to rows `rows` and token positions `places`, without tensors that one side lacks."""
+        """Copy the chosen experts `other` to rows `rows` and token positions `places`. Skip tensors that one side lacks."""
         for mine, theirs in zip(self, other, strict=True):
             if mine is not None and theirs is not None:
                 mine[rows, places] = theirs.to(mine.dtype)

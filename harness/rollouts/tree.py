@@ -17,7 +17,7 @@ def children(keys: Tensor, replay: Routes | None) -> tuple[Tensor, Tensor, Route
     """Group responses (rows) into tree nodes of the next token. Returns (key of each node, ascending; node of each row; routes).
 
     keys [B]: for each row, a number that identifies its parent node and its token. replay: routes (chosen experts) of the rows.
-    Rows of one node have equal keys and equal routes.
+    Rows of one node have equal keys and equal routes. The routes returned are those of the nodes; None without `replay`.
     """
     if replay is None:
         return (*keys.unique(return_inverse=True), None)

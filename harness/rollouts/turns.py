@@ -59,7 +59,7 @@ def turn_metrics(rollout: Rollout) -> dict[str, Tensor]:
 
 
 class _Answer:
-    """A response of several turns that is still being written. Each list has one value per token so far."""
+    """A response of several turns that is still being written. Its lists have one value per token so far."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -71,7 +71,7 @@ class _Answer:
         self.ended = False
 
     def room(self, task: EnvironmentTask) -> int:
-        """Number of tokens that the policy may still write in the present turn."""
+        """Number of tokens that the policy may still write in the present turn; 0 if the answer has ended."""
         return 0 if self.ended else task.turn_length - (len(self.tokens) - self.start)
 
     def extend(self, tokens: list[int], logp: list[float], version: list[int], environment: bool) -> None:
@@ -82,7 +82,7 @@ class _Answer:
         self.environment += [environment] * len(tokens)
 
     def ask(self, task: EnvironmentTask) -> None:
-        """Append the environment's reply to the policy's present turn, or end the answer if it is complete or no turn is left."""
+        """At a pause add the environment's reply, if any, and begin a turn; elsewhere or with no turn left end the answer."""
         last = self.tokens[-1]
         reply = task.reply(self.tokens[self.start :]) if last in task.pauses else []
         if reply and self.turn + 1 < task.turns:

@@ -234,7 +234,7 @@ class VllmEngine(RolloutEngine):
         return padded(rows, length, 0.0, torch.float32).to(prompts.device)
 
     def _ask(self, prompts: Tensor, length: int, uniforms: Tensor | None) -> list[Any]:
-        """Ask vLLM for a response to each row of prompts [B, P]: sampled by `uniforms`, or greedy without them."""
+        """Return vLLM's responses of up to `length` tokens to prompts [B, P]: sampled by `uniforms`, or greedy without them."""
         self._loaded_version()
         if prompts.shape[1] + length > self.context:
             raise UserError(
@@ -290,7 +290,7 @@ class VllmEngine(RolloutEngine):
             torch.cuda.empty_cache()
 
     def _complete(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Iterate over the weights for vLLM's loader. Raises ValueError on unknown or missing ones, which vLLM ignores."""
+        """Iterate over the weights for vLLM's loader, in int8 if asked. Raises ValueError on unknown or missing ones."""
         missing = dict(self.expected)
         for name, weight in weights:
             if missing.pop(name, None) != weight.shape:

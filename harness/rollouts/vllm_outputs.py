@@ -15,13 +15,14 @@ from harness.rollouts.routes import Routes
 from harness.tasks import PAD
 
 LARGEST_TOP_K, TIES = 1000, 32
-"""Maximum top_k if sampling masks are recorded. Tokens requested beyond top_k, as vLLM keeps all that tie with the last."""
+"""Maximum top_k with sampling masks. Number of tokens requested beyond top_k, because vLLM keeps all that tie with the last."""
 
 
 def support(samples: list[Any], length: int, vocabulary: int, ranked: int) -> Tensor:
-    """Packed masks of the tokens that top_p and top_k left, made from the `ranked` most probable tokens that vLLM reports.
+    """Masks [B, length, ⌈V/8⌉] of the tokens that top_p and top_k left, made from vLLM's report of the `ranked` most probable.
 
-    vLLM reports log-probability −inf for an excluded token. Raises UserError if none is excluded, as others may be left too.
+    vLLM reports log-probability −inf for an excluded token. Raises UserError if no reported token is excluded, because
+    vLLM may then have left further tokens.
     """
     rows = []
     for sample in samples:

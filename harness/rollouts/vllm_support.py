@@ -85,12 +85,12 @@ def _registered(name: str) -> bool:
 
 
 def weight_formats() -> dict[str, str | None]:
-    """Map options of rollout/precision to why vLLM cannot compute in them here; None if it can. Unquantised ones share a key."""
+    """For each option of rollout/precision: why vLLM cannot compute in it here; else None. Unquantised ones share a key."""
     return vllm_refusals(this_machine())
 
 
 def slow_formats() -> dict[str, str]:
-    """Map options of rollout/precision that vLLM computes slowly on this machine, but correctly, to a warning."""
+    """For each option of rollout/precision that vLLM computes correctly but slowly on this machine: a warning."""
     if this_machine().fp8_product != "reference":
         return {}
     return {"fp8_channel": FP8_BY_REFERENCE}
@@ -113,7 +113,7 @@ def can_report_routes() -> bool:
 
 
 def remove_stale_segments(rank: int) -> None:
-    """On a CPU, remove the shared memory of a killed run's `rank`, with which vLLM would not start. Live runs keep theirs."""
+    """Remove CPU shared memory that a killed run's `rank` left, because vLLM would not start with it. Live runs keep theirs."""
     for segment in Path("/dev/shm").glob(f"-tp:*-cpushm_{rank}"):
         segment.unlink(missing_ok=True)
 

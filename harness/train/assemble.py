@@ -51,7 +51,7 @@ class Assembler:
         return made, metrics | of_penalty
 
     def _segment_numbers(self, rollout: Rollout) -> Tensor | None:
-        """Number [B, T] of each token's segment: its turn, or with segments=version its version's tokens. None without turns."""
+        """Segment number [B, T] of each token. segments=version: a stretch of one version; else a turn, None without turns."""
         if self.config.segments == "version":
             return torch.nn.functional.pad((rollout.version.diff(dim=1) != 0).cumsum(1), (1, 0))
         if not isinstance(self.task, TurnTask):

@@ -21,7 +21,7 @@ UNDEFINED = ("mismatch/pareto_k", "profile/", "correction/used_length", "correct
 
 
 def trained_rows(batch: Batch, spec: Correction, policy: Tensor) -> Rows:
-    """Mismatch statistics per response of a mini-batch, for `trained_metrics`. policy: log π_θ [B, T] before the step."""
+    """Statistics per response for `trained_metrics`: mismatch π_θ/μ, and a correction by this ratio. policy: log π_θ [B, T]."""
     return mismatch_rows(batch, policy) if spec.ratio == "old" else correct_with_diagnostics(batch, spec, policy)[1]
 
 
@@ -43,7 +43,7 @@ def correction_metrics(rows: Rows, spec: Correction, *, complete: bool) -> dict[
 
 
 def over_minibatches(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Reduce each metric over the mini-batches by verl's rule: maximum if named "max", minimum if named "min", else the mean."""
+    """Reduce each metric over mini-batches as verl does: maximum if "max" is in the name, minimum if "min" is, else mean."""
     metrics = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         values = torch.stack([part[name] for part in parts if name in part])

@@ -48,7 +48,7 @@ class Persistence:
         self.first: Tensor | None = None
 
     def measure(self, step: int) -> dict[str, float]:
-        """Return mismatch/persistence_k at step k of a window, k in LAGS; {} at other steps, or if engine and trainer are one."""
+        """Return mismatch/persistence_k at step k in LAGS of a window; {} else, or if trainer and engine are one policy."""
         age = None if self.every is None else step % self.every
         if age not in (0, *LAGS) or self.scorer.policy is self.sampler.engine:  # all log ratios are 0 with one policy
             return {}

@@ -106,7 +106,7 @@ class Watch(threading.Thread):
     """EVERY: seconds between polls. PATIENCE: polls until a silent rank counts as dead. HURRY: PATIENCE after an error."""
 
     CODES: ClassVar = {"unavailable": os.EX_TEMPFAIL, "stopped": 1}
-    """Key under which a rank announces its end -> exit code of the other ranks. 75: a later start may succeed; 1: it will not."""
+    """Exit code of other ranks, by the key under which one announces its end. 75: a later start may succeed; 1: it will not."""
 
     def __init__(self, store: dist.Store, rank: int, size: int):
         super().__init__(daemon=True, name="watch")
@@ -136,7 +136,7 @@ class Watch(threading.Thread):
             time.sleep(self.EVERY)
 
     def find_dead(self) -> None:
-        """Wait, after a failed collective, until the watch ends this process."""
+        """After a failed collective, wait EVERY · PATIENCE seconds. The watch ends this process earlier if a rank is dead."""
         self.patience = self.HURRY
         time.sleep(self.EVERY * self.PATIENCE)
 
@@ -218,7 +218,7 @@ def check_ranks(config: Config, size: int) -> None:
 
 
 def _environment() -> None:
-    """Set RANK, WORLD_SIZE, LOCAL_RANK and the meeting point from srun's variables, as torchrun and deepspeed set them."""
+    """Under srun, set RANK, WORLD_SIZE, LOCAL_RANK and the meeting point. torchrun and deepspeed set them themselves."""
     env = os.environ
     if "RANK" not in env and int(env.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
         env["RANK"], env["LOCAL_RANK"], env["WORLD_SIZE"] = (

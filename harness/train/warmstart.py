@@ -61,7 +61,7 @@ class WarmStart(NamedTuple):
 
 
 def start(config: Config, task: Task) -> Start:
-    """Policy and prompts from which RL starts: pretrained, or after supervised training. Raises UserError if none is kept."""
+    """Starting policy and prompts of RL: pretrained, or after supervised training. Raises UserError if too few remain."""
     if isinstance(config.model, HubConfig):
         if not isinstance(task, TextTask):
             raise UserError(f"task={config.task.name}: lacks the prompts `train` and `held_out`, which model=hub needs")

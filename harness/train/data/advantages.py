@@ -32,7 +32,7 @@ class Advantages(NamedTuple):
 
 
 class AdvantageEstimator:
-    """Computes token advantages by the estimator of a config, and passes to it the inputs that it declares.
+    """Computes token advantages by the estimator of a config. The estimator gets the inputs that it declares.
 
     An estimator by response maps rewards [N, G], of N prompts with G responses each, to advantages A; each token gets the A of
     its response. An estimator by token maps rewards [B, T] to A [B, T]. A token's reward is the response's reward on the last

@@ -39,7 +39,8 @@ class Responses(NamedTuple):
 def describe(responses: Responses, version: int, stop: tuple[int, ...]) -> dict[str, Tensor]:
     """Metrics of responses, as scalar tensors: reward, length, age, dropped tokens, turns and the distribution of lengths.
 
-    version: version number of the weights being trained. stop: tokens that end a response; empty if all have one length.
+    version: version of the weights being trained, from which a token's age is counted. A token is dropped if its log μ is not
+    finite. stop: tokens that end a response; empty if all responses have one length.
     """
     rewards, rollout = responses.rewards, responses.rollout
     lengths = rollout.written.sum(1)

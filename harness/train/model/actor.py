@@ -31,9 +31,10 @@ class Saved(Protocol):
         """Write weights and optimizer state under `folder`, which every rank sees."""
 
     def load(self, folder: Path, ranks: int) -> None:
-        """Read the state that `save` wrote on `ranks` ranks. It is exact on as many ranks, and up to rounding on another number.
+        """Read the state that `save` wrote on `ranks` ranks. It is exact on as many ranks, else up to rounding.
 
-        With masters=kahan above ZeRO stage 0 another number raises UserError: DeepSpeed does not divide the compensation anew.
+        With masters=kahan above ZeRO stage 0 it raises UserError on a different number of ranks, because DeepSpeed does not
+        divide the compensation anew.
         """
 
 
@@ -45,7 +46,7 @@ class Actor(Saved, Protocol):
     """
 
     def logp(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Tensor]:
-        """Return (log π_θ of the tokens, entropy of π_θ at them) of this policy, [B, T] in fp32 nats with gradient; 0 on padding.
+        """Return (log π_θ of the tokens, entropy of π_θ at each), both [B, T] in fp32 nats with gradient; 0 on padding.
 
         Prompts [B, P] may be padded on the left, tokens [B, T] on the right. replay: experts that a mixture takes, [B, P + T −
         1, layers, k], and tokens over which π_θ is renormalised, [B, T, ⌈V/8⌉] bits. Several calls may precede `backward`.

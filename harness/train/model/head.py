@@ -138,7 +138,7 @@ def _of_logits(
     of_entropy: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """Gradient by a chunk's logits [n, V]. of_logp, of_entropy: by log π and H, [n]; of_entropy is None if no loss reads H."""
+    """Loss gradient by a chunk's logits [n, V]. of_logp, of_entropy: by log π and H, [n]; of_entropy is None if H is unread."""
     logp = _log_softmax(hidden, weight, support, temperature)
     if of_entropy is None:
         of_logits = logp.exp_().mul_(-of_logp[:, None])

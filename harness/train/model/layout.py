@@ -57,8 +57,8 @@ class Layout(NamedTuple):
         """Lay out sequences (prompt, response) as trees of their tokens, one tree per row [R, L]. None if that saves too little.
 
         Tokens that several sequences begin with stand once in a tree. A token sees itself and those before it in its sequence,
-        at the positions that it would have alone. Each distinct pair of a tree's token and the one after it is a target. at:
-        indices [1, U], in the flattened rows, of the former tokens.
+        at the positions that they would have alone. Each distinct pair of a token in a tree and the response token after it is
+        a target. at: indices [1, U], in the flattened rows, of the first tokens of these pairs. Limits: SHARED, LONGEST, WORTH.
         """
         prompts, written = (part[:, (part != PAD).any(0)] for part in (prompts, tokens))
         if prompts.shape[1] < SHARED:

@@ -46,7 +46,7 @@ def cast_linear_layers(model: PreTrainedModel, precision: PrecisionConfig) -> No
 class _CastExperts:
     """The experts of a layer, each with weights cast by itself. `forward` replaces transformers' `Qwen3MoeExperts.forward`.
 
-    cast: name of a weight matrix, gate_up or down -> whether the matrix is cast.
+    cast: for each weight matrix, gate_up and down, whether it is cast.
     """
 
     def __init__(self, arithmetic: Arithmetic, experts: nn.Module, cast: dict[str, bool]):

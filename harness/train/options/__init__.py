@@ -8,7 +8,7 @@ from harness.train.sampler import Sampler
 
 
 class Option:
-    """Base class of options, each of which wraps a sampler. An option's other attributes are those of its sampler."""
+    """Base class of options. An option wraps a sampler, and has those attributes of the sampler that it does not define."""
 
     def __init__(self, inner: Sampler):
         self.inner = inner

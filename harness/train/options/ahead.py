@@ -18,7 +18,7 @@ from harness.train.sampler import Sampler
 
 
 class SampledAhead(Option):
-    """Option that samples rollouts ahead and queues them until their step. part: tokens sampled per step; None: all."""
+    """Option that samples rollouts ahead and queues them until their step. part: tokens of a response per step; None: all."""
 
     def __init__(self, inner: Sampler, part: int | None = None):
         super().__init__(inner)

@@ -1,4 +1,4 @@
-"""advantage=remax: the reward of a greedy response to each prompt, which ReMax (arXiv 2310.10505) takes as the baseline."""
+"""advantage=remax: ReMax (arXiv 2310.10505) takes the reward of a greedy response to each prompt as the baseline."""
 
 from __future__ import annotations
 

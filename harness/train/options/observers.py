@@ -81,7 +81,7 @@ class Diagnoses:
         return diagnosis_metrics(found)
 
     def _diagnosis(self, done: Finished) -> Diagnosis:
-        """Diagnose a step's batch, or only some of its prompts if it is too large. log π_θ replaces a missing log π_old."""
+        """Diagnose a step's batch; if B·T > CELLS, only every ⌈B·T/CELLS⌉-th prompt. log π_θ replaces a missing log π_old."""
         batch, rollout = done.made.batch, done.responses.rollout
         if batch.logp_old is None:
             batch = batch._replace(logp_old=done.logp)
@@ -92,7 +92,7 @@ class Diagnoses:
 
 
 def diagnosis_metrics(found: Diagnosis) -> dict[str, float]:
-    """Metrics of a diagnosis: whether it finds a fault, the mean ratio π_old/μ, its z-score, and diagnosis/fault_<name> = 1."""
+    """Metrics of a diagnosis: whether it finds a fault, the mean π_old/μ, its z-score; diagnosis/fault_<name> = 1 if so."""
     statistics = found.statistics
     metrics = {
         "diagnosis/faulty": float(found.kind != "consistent"),

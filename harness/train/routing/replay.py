@@ -9,7 +9,7 @@ from harness.routing import REPLAYS
 
 
 def replayed_routes(rollout: Rollout, name: str) -> Routes | None:
-    """Return the engine's experts that π_old takes if routing.replay=`name`; None if it takes none. UserError if unrecorded."""
+    """Return the engine's experts that π_old takes if routing.replay=`name`, or None. Raises UserError if unrecorded."""
     replay = REPLAYS[name]
     if not replay.by_old:
         return None
