@@ -45,7 +45,7 @@ def numbered(noun: str, numbers: Any) -> str:
 
 
 def _damaged(damaged: dict[str, str]) -> list[str]:
-    """A sentence per kind of damage, with the runs that have it. damaged: run -> what is unreadable in its record."""
+    """A sentence per kind of damage, with the runs that have it. damaged: the unreadable part of a run's record, by run id."""
     runs: dict[str, list[str]] = {}
     for run, what in damaged.items():
         runs.setdefault(what, []).append(run)
@@ -94,7 +94,7 @@ def _metrics(runs: pd.DataFrame, recorded: dict[str, set[str]]) -> list[str]:
 
 
 def _code(runs: pd.DataFrame, provenance: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """A sentence per package, and one for the code, of which a sweep's runs used several versions."""
+    """A sentence on each package of which the runs used several versions, and one on the code if they used several."""
     used: dict[str, dict[str, set[str]]] = {"the code": {}}
     for run, processes in provenance.items():
         for process in processes:

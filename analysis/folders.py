@@ -25,7 +25,7 @@ FILES = ("config.json", "metrics.jsonl", "events.jsonl", "status.json", "provena
 
 
 def sources(sweep: Path) -> dict[str, RunSource]:
-    """Run id -> `RunSource` that reads it, for all runs in a sweep's folder, even damaged ones. Raises UserError without any."""
+    """A `RunSource` for each run in a sweep's folder, even a damaged one, by run id. Raises UserError if there is no run."""
     begun = {path.parent for name in FILES for path in sweep.glob(f"*/{name}")} - {f.path for f in run_folders(sweep)}
     folders = [*run_folders(sweep), *map(RunFolder, sorted(begun))]
     return {folder.path.name: RunSource(_signature(folder.path), partial(read, folder)) for folder in folders}

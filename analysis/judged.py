@@ -16,12 +16,13 @@ from harness.collapse import outcome
 from harness.errors import UserError
 
 DEPLOYED = {"trainer": "the trainer's own policy", "rollout": "the rollout engine's policy"}
-"""Accepted value of `faultline report --deployed` -> its name in the report."""
+"""Names of the policies in the report, by the value of `faultline report --deployed` that chooses them."""
 ANOTHER = {"eval/reward": "eval/rollout_reward", "eval/stderr": "eval/rollout_stderr"}
 
 
 def judge(records: dict[str, Record], steps: pd.DataFrame, deployed: str) -> tuple[dict[str, Record], pd.DataFrame]:
-    """The records and steps, with reward and events of the policy `deployed`. Raises UserError if a run lacks that reward."""
+    """The records and steps, with eval/reward and its collapse events of the policy `deployed`, a key of DEPLOYED. Raises
+    UserError if a run did not record the reward of that policy."""
     lacking = [run for run, record in records.items() if not _recorded(record.config, deployed)]
     if lacking:
         raise UserError(

@@ -38,7 +38,7 @@ COLUMNS = {
     "strata": "losses and settings",
     "reached_healthy": "healthy runs",
 }
-"""Name of a column in a report's table -> its label, where it differs from the words of the name."""
+"""Labels of columns in a report's tables, by the column's name. Any other column is labelled with the words of its name."""
 
 METRICS = {
     "eval/reward": ("held-out reward", ""),
@@ -52,7 +52,7 @@ METRICS = {
     "correction/kept_sequences": ("sequences kept", ""),
     "rollout/response_tokens": ("response length", "tokens"),
 }
-"""Metric of a run, such as rollout_corr/k3_kl -> (displayed name, unit)."""
+"""Displayed name and unit of metrics in figures, tables and findings, by the metric's name. A pure number has the unit ""."""
 
 
 def column(name: object) -> str:
@@ -70,7 +70,7 @@ def metric(name: str, unit: bool = False) -> str:
 
 
 def brief(name: str) -> str:
-    """A name that runs share, shortened: each dotted config key in it is cut to its last part, such as `upper=2.5`."""
+    """The name of an arm or a part of it, with each dotted config key in it cut to its last part, as in `upper=2.5`."""
     return re.sub(r"(?<!\S)(?:\w+\.)+(?=\w+=)", "", name)
 
 

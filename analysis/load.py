@@ -75,7 +75,7 @@ def _load(source: Path | str, seeds: Collection[int], deployed: str | None, trus
 
 
 def _source(text: str) -> tuple[str, Path | None, dict[str, RunSource]]:
-    """The sweep that the string `text` names (see `load`): (name, folder or None for W&B, run id -> `RunSource` to read it)."""
+    """(Name of the sweep, its folder or None for W&B, `RunSource` of each run by id). text: the source, as `load` takes it."""
     if not text.startswith((OFFLINE, SERVER)):
         folder = Path(text)
         return folder.resolve().name, folder, folders.sources(folder)
@@ -89,7 +89,7 @@ def _source(text: str) -> tuple[str, Path | None, dict[str, RunSource]]:
 
 
 def _twins(records: dict[str, Record], named: dict[str, Arm]) -> dict[str, str]:
-    """Duplicate run -> the reason to leave it out: an earlier run has the same settings and seed, as after copying a folder."""
+    """Reasons to leave out duplicate runs, by run id. A duplicate has the arm and seed of an earlier run, as a copy has."""
     first: dict[tuple[Arm, int], str] = {}
     left_out = {}
     for run, record in records.items():

@@ -31,7 +31,7 @@ HUES = {
     "nvfp4": "#218970",
     "nvfp4_w4a4": "#ab3f03",
 }
-"""Precision -> colour on a light page. A random search chose them: blue for 16 bits, yellow to brown for FP8, red for W4A4. All
+"""Precisions' colours on a light page. A random search chose them: blue for 16 bits, yellow to brown for FP8, red for W4A4. All
 are distinct to a reader without red or green cones, and legible on light and dark pages: tests/analysis/test_marks.py."""
 SPARE = tuple(
     HUES[name]
@@ -95,8 +95,8 @@ class Styled(NamedTuple):
 class Marks:
     """The marks (colour, marker, dash) of a sweep's arms (runs alike but for the seed).
 
-    arms: name of an arm -> its mark. sources: source of mismatch, such as `fp8` -> mark of its uncorrected arms. corrections:
-    correction -> its markers. If n sources share a hue, the arms of the i-th source have marker i.
+    arms: marks of the arms, by name. sources: marks of the uncorrected arms, by source of mismatch, such as `fp8`. corrections:
+    markers of each correction, by name. If n sources share a hue, the arms of the i-th source have marker i.
     """
 
     arms: Mapping[str, Mark]
@@ -135,7 +135,7 @@ def marks(arms: Iterable[Styled]) -> Marks:
 
 
 def _turns(sources: list[str], hues: Mapping[str, str]) -> dict[str, int]:
-    """Source of mismatch -> the number of sources before it that have the same hue. hues: source -> #rrggbb."""
+    """For each source of mismatch, the number of sources before it that have the same hue. hues: #rrggbb of each source."""
     seen: Counter[str] = Counter()
     turns = {}
     for name in sources:

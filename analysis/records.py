@@ -64,7 +64,8 @@ def checked(kind: type[Kind], values: Any, origin: str, damage: list[str]) -> Ki
 
 
 def onsets(events: Iterable[Mapping[str, Any]], config: Mapping[str, Any], origin: str, damage: list[str]) -> dict[str, int]:
-    """Detector -> onset of its first event. Invalid events, and those of a detector not in `config`, are named in `damage`."""
+    """Onset of each detector's first event, by detector. Invalid events, and those of a detector not in `config`, are left out
+    and named in `damage`."""
     first: dict[str, int] = {}
     for values in events:
         event = checked(Event, values, origin, damage)

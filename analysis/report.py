@@ -173,7 +173,7 @@ def _page(results: Results, answer: list[str], figures: list[Section], sections:
 
 
 def _runs(results: Results, out: Path) -> dict[str, dict[str, Any]]:
-    """Run -> what the page shows beside its curve: name without the seed, seed, folder, config values in which runs differ."""
+    """By run id, the data beside each run's curve on the page: arm, seed, folder, and config values in which runs differ."""
     rows = {}
     for run, flat in results.flat.items():
         settings = {key: json.dumps(value) for key, value in flat.items() if key not in results.shared}

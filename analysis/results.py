@@ -34,7 +34,7 @@ class Results:
     steps: a row per run and step, a column per metric; a metric that a run did not record is NaN.
     deployed: the judged policy, see `analysis.judged`; None for the one whose reward is eval/reward. margin: difference of
     held-out reward within which arms count as equivalent; None for no claim of equivalence.
-    configs, provenance: by run. recorded: run -> names of its metrics. damaged: run -> the unreadable part of its record.
+    By run id: configs; provenance; recorded, the names of its metrics; damaged, the unreadable part of its record.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Results:
 
     @cached_property
     def references(self) -> dict[str, str]:
-        """Arm (name of runs alike but for the seed) -> the arm to compare it with, which has no correction or no mismatch."""
+        """By arm (runs alike but for the seed), the arm to compare it with, which has no correction or no mismatch."""
         return arms.references(self.runs)
 
     @cached_property
@@ -67,7 +67,8 @@ class Results:
 
     @cached_property
     def judged(self) -> str:
-        """The name of the policy whose rewards and events are judged: the trainer's, or the one that samples the rollouts."""
+        """Name of the policy whose rewards and events are judged: DEPLOYED[deployed]. If `deployed` is None, the rollout
+        engine's for runs with evaluation.policy=rollout, the trainer's for others, and both names if runs differ."""
         if self.deployed is not None:
             return DEPLOYED[self.deployed]
         policies = {"rollout" if config["evaluation"]["policy"] == "rollout" else "trainer" for config in self.configs.values()}
@@ -75,7 +76,7 @@ class Results:
 
     @cached_property
     def control_only(self) -> bool:
-        """Whether all runs are uncorrected, in the trainer's own precision, and not all are alike but for the seed."""
+        """Whether all runs are controls, uncorrected in the trainer's own precision, and belong to more than one arm."""
         return bool(self.runs.control.all()) and len(self.arms) > 1
 
     @cached_property
@@ -84,18 +85,18 @@ class Results:
         return self.runs[self.runs.outcome != "unfinished"]
 
     def runs_but(self, keys: Collection[str]) -> pd.DataFrame:
-        """The ended rows of `runs`. Arm, precision, loss, correction and setting do not state the config keys `keys`."""
+        """The ended rows of `runs`, with precision, loss, correction and setting named as if no run differed in `keys`."""
         other = named(self.configs, keys)
         return self.ended.assign(**{part: [getattr(other[run], part) for run in self.ended.index] for part in Arm._fields})
 
     @cached_property
     def flat(self) -> dict[str, dict[str, Any]]:
-        """Run -> its config as one flat dict with dotted keys."""
+        """The config of each run as one flat dict with dotted keys, by run id."""
         return {run: flatten(config) for run, config in self.configs.items()}
 
     @cached_property
     def shared(self) -> dict[str, Any]:
-        """Dotted config keys that have the same value in all runs -> that value."""
+        """The config values that all runs share, by dotted key."""
         return shared(list(self.flat.values()))
 
     # --- statistics ----------------------------------------------------------------------------------------------------
@@ -107,7 +108,7 @@ class Results:
 
     @cached_property
     def healthy(self) -> pd.Series:
-        """Run -> whether its held-out reward was at least `performance.HEALTHY`, that of a learned task, in any evaluation."""
+        """Whether a run's held-out reward reached `performance.HEALTHY`, that of a learned task, in any evaluation, by run."""
         return self.rewards.best >= performance.HEALTHY
 
     @cached_property
@@ -127,9 +128,9 @@ class Results:
 
     @cached_property
     def outcomes(self) -> pd.DataFrame:
-        """A row per arm (runs alike but for the seed): collapses, survival time, last reward, and their gain over another arm.
+        """A row per arm (runs alike but for the seed): collapses, survival time, last reward, gains on its reference arm.
 
-        The other arm, given by `references`, is the one without a correction or without a mismatch.
+        The reference arm, given by `references`, is the one without a correction or without a mismatch.
         """
         return outcomes.outcomes(self.runs, self.rewards.final, self.references, self.combinations)
 
@@ -177,7 +178,7 @@ class Results:
 
     @cached_property
     def robustness(self) -> pd.DataFrame:
-        """Number of collapsed runs: a row per arm (runs alike but for the seed), a column per definition of a drawdown."""
+        """Number of runs with a drawdown: a row per arm (runs alike but for the seed), a column per definition of drawdowns."""
         return definitions.robustness(self.runs, self.configs, self._curves)
 
     @cached_property

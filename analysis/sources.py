@@ -30,7 +30,7 @@ EXACT: dict[str, Any] = {
 
 
 def deviations(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Config keys in which a complete config differs from that of an FP32 run without any mismatch -> their values.
+    """The values of a complete config that differ from those in EXACT, an FP32 run without any mismatch, by config key.
 
     A key that the config lacks, because an older version wrote it, does not differ.
     """

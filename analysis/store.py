@@ -22,7 +22,7 @@ from harness.progress import Progress
 from harness.room import TooLarge, bounded
 
 MOST = 1000
-"""Maximum number of metrics of a run. Each becomes a column for all runs, so many names in a few rows would fill the memory."""
+"""Maximum number of metrics of a run. Each becomes a column for all runs, and a forged run could fill the memory with them."""
 VERSION = 5
 """Version of the layout of the cache of runs. A cache of another version is rebuilt."""
 
@@ -97,7 +97,8 @@ def _whole(kind: pa.DataType) -> bool:
 
 
 def collect(sources: dict[str, RunSource], cache: Path) -> tuple[dict[str, Record], pa.Table, dict[str, str]]:
-    """Read all runs, unchanged ones from the file `cache`. Returns (run -> record, rows of all runs, unreadable run -> why)."""
+    """Read all runs, unchanged ones from the file `cache`. Returns (records, rows of all readable runs, reasons why the other
+    runs are unreadable), the records and the reasons by run id."""
     kept, table = _cached(cache, sources)
     missing = [run for run in sources if run not in kept]
     if not missing:

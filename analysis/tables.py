@@ -23,7 +23,7 @@ SHOWN = {
     "log_ratio_max": ".2f",
     "persistence": ".2f",
 }
-"""Column of `Results.measures` in the table of runs -> number format. Persistence is shown only if a run measured it."""
+"""Number formats of the columns of `Results.measures` in the table of runs. Persistence is shown only if a run measured it."""
 LISTED = "Each cell lists the seeds in order. K3 is the median over steps, ESS the minimum, |log ratio| the maximum."
 MATRIX = (
     "Each cell: collapsed of ended runs; mean last held-out reward (minimum to maximum); mean difference from the control of the "
@@ -173,7 +173,7 @@ def warnings(results: Results) -> pd.DataFrame:
 
 
 def robustness(results: Results) -> pd.DataFrame:
-    """The table of numbers of collapsed runs by definition of a drawdown: a row per arm (runs alike but for the seed)."""
+    """The table of numbers of runs with a drawdown, by its definition: a row per arm (runs alike but for the seed)."""
     table = results.robustness.copy()
     table.columns = [column(name) for name in table]
     return table.rename_axis("arm").reset_index()

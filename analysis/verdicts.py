@@ -18,7 +18,7 @@ QUESTIONS = {
     "correction": "Correction against no correction",
 }
 TESTS = {"collapse": "time to collapse", "reward": "last reward"}
-"""Prefix of a test's columns in `Results.outcomes` -> the quantity that the test compares, in words."""
+"""The quantity that each test compares, in words, by the prefix of the test's columns in `Results.outcomes`."""
 SETTINGS = {
     "task.name": "task {}",
     "task.length": "length {}",
@@ -30,7 +30,7 @@ SETTINGS = {
     "actor.lr": "learning rate {:g}",
     "rollout.staleness": "staleness {}",
 }
-"""Config key -> format of its value in words. The report states these values first if all runs share them."""
+"""Formats of config values in words, by config key. The report's note on provenance begins with those that all runs share."""
 LISTED = 5
 """Maximum number of items listed in a sentence; the tables have the rest."""
 
@@ -80,7 +80,7 @@ def _worst(runs: pd.DataFrame) -> str:
 
 
 def _proof(runs: pd.DataFrame, table: pd.DataFrame) -> str:
-    """The clause `; 2 seeds prove nothing, at least 4 are needed`; "" without tests, or if an exact test could be significant."""
+    """A clause such as `; 2 seeds prove nothing, at least 4 are needed`; "" without tests, or if one could be significant."""
     tested = int(max(table[f"{test}_p"].notna().groupby(table.question).sum().max() for test in TESTS))
     seeds = int(runs.groupby("arm").size().max())
     if not tested or tested * tests.smallest_p(seeds, seeds) <= SIGNIFICANT:

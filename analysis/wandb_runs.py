@@ -30,7 +30,7 @@ HEADER = struct.Struct("<IHB")
 
 
 def offline(root: Path) -> dict[str, RunSource]:
-    """Run id -> `RunSource` that reads it, for each `run-<id>.wandb` anywhere below `root`. Raises UserError if there is none."""
+    """A `RunSource` for each run with a `run-<id>.wandb` anywhere below `root`, by id. Raises UserError if there is none."""
     fragments: dict[str, list[Path]] = defaultdict(list)
     for path in root.glob("**/*run-*/run-*.wandb"):
         if not path.stem.startswith(f"run-{REPORT}") and path.exists():
@@ -115,7 +115,7 @@ def _damaged(data: bytes, end: int) -> bool:
 
 
 def server(path: str) -> dict[str, RunSource]:
-    """Run id -> `RunSource` that reads it, for `[entity/]project[:group]` on a server. Raises UserError if there is none."""
+    """A `RunSource` for each run of `[entity/]project[:group]` on a W&B server, by id. Raises UserError if there is none."""
     import wandb
 
     project, _, group = path.partition(":")

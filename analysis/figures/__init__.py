@@ -19,9 +19,9 @@ from analysis.statistics.performance import HEALTHY
 class Output(NamedTuple):
     """A figure of a sweep's report, with its title and caption.
 
-    draw: makes the figure, or returns the reason why there is none. panels: words that a panel may show -> sentence that the
-    caption gets if they are shown. control: sentence that the caption gets if a line has the colour of the control, the
-    uncorrected runs in the trainer's own precision.
+    draw: makes the figure, or returns the reason why there is none. panels: sentences on single panels, by words that the panel
+    shows. The caption gets a sentence if the figure shows its words. control: sentence that the caption gets if a line has the
+    colour of the control, the uncorrected runs in the trainer's own precision.
     """
 
     title: str

@@ -111,7 +111,7 @@ def hill(log_weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _dumped(results: Results) -> dict[str, Dumped]:
-    """Rollout precision -> its dumped tokens, ordered from fine to coarse precision. Runs read from W&B have no dumps."""
+    """The dumped tokens of each rollout precision, by its name, from fine to coarse. Runs read from W&B have no dumps."""
     paths: dict[str, list[Path]] = {}
     if results.folder is None:
         return {}

@@ -17,7 +17,7 @@ from analysis.labels import brief
 FONT, LETTER, LINE = 7, 4.3, 8.6
 """Size of the text in a heat map, width of a letter and height of a line, in points."""
 Cells = dict[tuple[str, str], tuple[float, str]]
-"""Cells of a heat map: (row, column) -> (value in 0..1, text of the cell)."""
+"""Cells of a heat map, by (row, column). Each has a value in 0..1, which gives its colour, and a text."""
 
 
 def heat_maps(maps: Sequence[tuple[Cells, str, bool]], rows: Sequence[str], columns: Sequence[str]) -> Figure:

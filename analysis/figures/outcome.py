@@ -102,8 +102,9 @@ def panels(runs: pd.DataFrame, order: list[str]) -> list[Panel]:
     """Divide a sweep's arms (runs alike but for the seed) among panels of a figure, at most eight in each.
 
     Arms share panels if they agree in the loss and in all other config values but those of precision, correction and noise. The
-    first panel compares all uncorrected arms, unless a further panel has them all. Each source of mismatch with corrections has a
-    further panel, which compares them with the uncorrected arm. Titles state only what differs between panels.
+    first panel compares all uncorrected arms. Each source of mismatch with corrected arms also has a panel of its own, which
+    compares them with the uncorrected arm. If one of these has all uncorrected arms, the first panel is left out. Titles state
+    only what differs between panels.
     """
     arms = runs.drop_duplicates("arm").set_index("arm")
     arms = arms.loc[[arm for arm in order if arm in arms.index]].reset_index()
@@ -134,7 +135,7 @@ def part_of(place: int, parts: list) -> str:
 
 
 def _looks(results: Results, shown: list[Panel]) -> dict[str, Line2D]:
-    """Legend label -> line, for each source of mismatch and correction in the panels `shown`. The label "control" comes first."""
+    """Lines of a legend by label, one per source of mismatch and correction in the panels `shown`. "control" comes first."""
     arms = results.runs.drop_duplicates("arm").set_index("arm").loc[[arm for panel in shown for arm in panel.arms]]
     legend: dict[str, Line2D] = {}
     for arm, row in arms.sort_values("control", ascending=False, kind="stable").iterrows():

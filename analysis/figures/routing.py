@@ -15,7 +15,7 @@ from analysis.results import Results
 from analysis.statistics.measures import per_row
 
 PARTS = {"routing/k3_routing": "-", "routing/k3_rest": "--"}
-"""Metric of each part of K3 (due to the choice of experts, and the rest) -> dash of its line in the figure."""
+"""Dash of the line of each part of K3 (due to the choice of experts, and the rest), by the part's metric."""
 FLIPS = "routing/flip_layer_"
 
 

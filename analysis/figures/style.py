@@ -113,7 +113,7 @@ Handle = Line2D | tuple[Line2D, ...]
 
 
 def legend_below(figure: Figure, axes: Iterable[Axes], more: Mapping[str, Handle] | None = None) -> None:
-    """Put one legend below all panels. A label must mean the same line in each. more: label -> further handle, put at the end."""
+    """Put one legend below all panels. A label must mean one line in all panels. more: handles to add at the end, by label."""
     labels: dict[str, Any] = {}
     for axis in axes:
         labels |= {label: handle for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}

@@ -21,7 +21,7 @@ from harness.errors import printable
 from harness.progress import Progress
 
 SVG = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C"}
-"""Matplotlib's path code -> letter of the SVG path command."""
+"""Letter of the SVG path command for each of matplotlib's path codes."""
 
 
 class Section(NamedTuple):
@@ -42,7 +42,7 @@ class Section(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the section in links."""
+        """The name of the section in links: `anchor`, or without one the title in lower case, its words joined by hyphens."""
         return self.anchor or re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
 
 
@@ -66,9 +66,9 @@ def page(
 
     It shows the title, the answer, the note, a link to a section, then the sections. answer: at least one sentence; the first is
     the headline, and the rest are a list. link: (name of the section, words of the link).
-    runs: run id -> {"arm", "seed", "href": URL of its folder or "", "settings": config values that differ between runs}.
+    runs: by run id, {"arm", "seed", "href": URL of the run's folder or "", "settings": config values that differ between runs}.
     They are shown beside the run's curve.
-    marks: name of an arm (runs alike but for the seed) -> its mark, drawn before the name in the first column of a table.
+    marks: marks of arms (runs alike but for the seed), by name. A mark is drawn before the name in the first column of a table.
     """
     shown, progress = [], Progress(len(sections))
     for section in sections:

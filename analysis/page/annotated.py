@@ -25,7 +25,7 @@ CALLOUTS = {
     6: "Outcomes",
     7: "Other definitions of a collapse",
 }
-"""Number in the picture -> CSS selector of the element that it marks, or title of the section that it marks."""
+"""CSS selector of the element, or title of the section, that each number in the picture marks."""
 
 SCRIPT = """
 const callouts = CALLOUTS;

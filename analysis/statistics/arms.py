@@ -11,8 +11,8 @@ from analysis.labels import coarseness
 
 
 def order(runs: pd.DataFrame) -> list[str]:
-    """Names of arms (runs alike but for the seed) in display order: control (without a mismatch) first, then fine to coarse
-    precision, by loss, uncorrected before corrected."""
+    """Names of arms (runs alike but for the seed) in display order. The control, which has no mismatch, comes first. The others
+    follow by precision, from fine to coarse, then by loss, then uncorrected before corrected."""
     arms = runs.drop_duplicates("arm")
 
     def key(run: Any) -> tuple:
@@ -22,10 +22,11 @@ def order(runs: pd.DataFrame) -> list[str]:
 
 
 def references(runs: pd.DataFrame) -> dict[str, str]:
-    """Arm (runs alike but for the seed) -> its reference arm, with all else equal.
+    """The name of each arm's reference arm, by the arm's name. An arm (runs alike but for the seed) without one is absent.
 
-    The reference of a corrected arm is the uncorrected one. That of an uncorrected arm is the control, which samples in the
-    trainer's precision and has no synthetic noise, since noise counts as a mismatch.
+    The reference of a corrected arm is the uncorrected arm with all else equal. That of an uncorrected arm is the control, with
+    all but precision and noise equal. The control samples in the trainer's precision and has no synthetic noise, since noise
+    counts as a mismatch.
     """
     arms = runs.drop_duplicates("arm")
     plain = {(a.precision, a.loss, a.setting): a.arm for a in arms[arms.correction == "none"].itertuples()}
@@ -41,10 +42,10 @@ def references(runs: pd.DataFrame) -> dict[str, str]:
 def combinations(runs: pd.DataFrame, final: pd.Series) -> pd.DataFrame:
     """A row per arm (runs alike but for the seed) with an ended run: its place in the report's matrix, and its outcomes.
 
-    down, across: labels of the matrix's row and column, precision with correction, and loss with setting; the more numerous ones
-    label rows. setting: the other config values that differ. collapsed, never_learned: numbers of runs, out of `known` ended
-    ones. mean, least, most: of the last reward `final`. from_control: mean over shared seeds of the difference of `final` from
-    the control, the arm without a mismatch that has the same loss and setting.
+    down, across: labels of the matrix's row and column. Precision with correction labels the rows and loss with setting the
+    columns, or the reverse if there are more of the latter. setting: the other config values that differ. collapsed,
+    never_learned: numbers of runs, out of `known` ended ones. mean, least, most: of the last reward `final`. from_control: mean
+    over shared seeds of the difference of `final` from the control, the arm without a mismatch of the same loss and setting.
     """
     runs = runs[runs.outcome != "unfinished"]
     runs = runs.assign(final=final[runs.index], column=(runs.loss + " " + runs.setting).str.strip())

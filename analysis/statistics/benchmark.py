@@ -68,10 +68,10 @@ def interval(gains: np.ndarray, seed: int = 0) -> tuple[float, float]:
 
 
 def improvement(ends: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
-    """Probability that a run of one correction ends with more reward than one of another: mean of P(x > y) + P(x = y)/2.
+    """Probability that a run of one correction ends with more reward than a run of a second: mean of P(x > y) + P(x = y)/2.
 
-    The mean is over regimes (task, model and mismatch). ends, others: per regime, an array with the last rewards x of the first
-    correction's runs, and one with the last rewards y of the other's.
+    The mean is over regimes (task, model and mismatch). ends: for each regime, the last rewards x of the runs of the first
+    correction. others: for the same regimes, the last rewards y of the runs of the second.
     """
     wins = [((x[:, None] > y) + 0.5 * (x[:, None] == y)).mean() for x, y in zip(ends, others, strict=True)]
     return float(np.mean(wins))

@@ -13,14 +13,15 @@ from analysis.statistics.arms import order
 from harness.collapse import detect
 
 DELTAS, LENGTHS = (0.2, 0.3, 0.5, 0.7), (1, 3, 5)
-"""Definitions of a drawdown: every pair of its relative depth δ and its number m of consecutive evaluations is tried."""
+"""Definitions of a drawdown: each pair of a δ and an m is tried. δ: share of the gain in reward that is lost. m: number of
+consecutive evaluations at which so much is lost."""
 
 Curves = dict[str, list[dict[str, float]]]
-"""Run -> its evaluations, each with step, eval/reward and eval/stderr, in the format that collapse detectors read."""
+"""The evaluations of runs, by run id. Each has step, eval/reward and eval/stderr, in the format of the collapse detectors."""
 
 
 def curves(steps: pd.DataFrame) -> Curves:
-    """The evaluations of each run that began at step 0. A run that branched off another lacks those before its first step."""
+    """The evaluations of each run that began at step 0. Branched runs are left out, because they lack earlier ones."""
     if not {"eval/reward", "eval/stderr"} <= set(steps.columns):
         return {}
     whole = steps.groupby("run", observed=True).step.transform("min") == 0
@@ -29,18 +30,18 @@ def curves(steps: pd.DataFrame) -> Curves:
 
 
 def of_reward(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Detector of the run's config that reads the held-out reward -> its parameters."""
+    """Parameters of the run's detectors that read the held-out reward (drawdown and learning), by the detector's name."""
     configured = config["collapse"]["detectors"]
     return {name: configured[name] for name in ("drawdown", "learning") if name in configured}
 
 
 def reread(rows: list[dict[str, float]], config: dict[str, Any]) -> dict[str, int]:
-    """Run the detectors of held-out reward of `config` on the evaluations `rows`. Returns detector -> step of onset."""
+    """Run the detectors of held-out reward in `config` on the evaluations `rows`. Returns onsets (RL steps) by detector."""
     return {name: event["onset"] for name, event in detect(rows, of_reward(config)).items()}
 
 
 def robustness(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evaluated: Curves) -> pd.DataFrame:
-    """Number of runs with a drawdown: a row per arm (runs alike but for the seed), a column per depth and length.
+    """Number of runs with a drawdown: a row per arm (runs alike but for the seed), a column (δ, m) per pair of DELTAS, LENGTHS.
 
     A row is NaN if no run of the arm has both evaluations and a drawdown detector.
     """
@@ -54,7 +55,7 @@ def robustness(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evaluated
 
 
 def _fires(rows: list[dict[str, float]], configured: dict[str, Any]) -> list[bool]:
-    """Whether the drawdown detector fires on `rows`: a bool per (depth, length). The first pair is the easiest to fulfil."""
+    """Whether the drawdown detector fires on `rows`: a bool per pair (δ, m). If the first one does not fire, none does."""
     fired: list[bool] = []
     for delta, m in product(DELTAS, LENGTHS):
         possible = not fired or fired[0]

@@ -74,7 +74,7 @@ class Curve(NamedTuple):
         return np.where(asked <= known[-1] * (1 + 1e-9), band, np.nan)
 
     def tolerated(self, margin: float) -> Interval:
-        """The least K3 at which the fit is `margin` below the mean reward without noise; inf if the fit never falls so far."""
+        """The least K3 at which the fit is `margin` below the mean reward without noise, with a 95% interval; inf if none."""
         assert self.level is not None and self.drawn is not None
         known = np.sqrt([0.0, *self.doses])
         value = _crossing(known, self.level, self.control.mean() - margin)
@@ -131,7 +131,7 @@ def points(
 
     Columns: policy, loss, setting, correction, precision, control, seed, noise (its size), persistence (correlation of the noise
     between versions of the weights), k3, measured (correlation of the log ratios over 20 weight syncs), response (reward).
-    runs: the ended ones, from `Results.runs_but(KEYS)`. policies: metric -> policy in words.
+    runs: the ended ones, from `Results.runs_but(KEYS)`. policies: the policy in words, by the metric of its held-out reward.
     """
     engines = {run: configs[run]["rollout"]["engine"] for run in runs.index}
     measures = measures.loc[runs.index]  # to assign a longer column to a table without rows would give it rows

@@ -32,7 +32,8 @@ def measures(runs: pd.DataFrame, steps: pd.DataFrame, rewards: pd.DataFrame) -> 
 
     Columns: final_reward, best_reward; k3, the median over steps (nats per token); ess_sequence_min; log_ratio_max (nats);
     persistence, the correlation of the log ratios over 20 weight syncs (median over steps); the mean shares tokens_rejected and
-    tokens_weighted_zero. Only steps up to the onset of a collapse count, since later ones cannot have caused the collapse.
+    tokens_weighted_zero. For all but the rewards only steps up to the onset of a collapse count, since later ones cannot have
+    caused it.
     """
     before = ~(steps.step > per_row(steps, runs.onset))
     run = steps.run[before]
@@ -66,9 +67,9 @@ def evaluations(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def causes(runs: pd.DataFrame) -> pd.DataFrame:
-    """Number of collapses and their median_onset, an RL step, by arm (runs alike but for the seed), detector and cause.
+    """A row per arm (runs alike but for the seed), detector and cause of collapses: their number `runs`, and median_onset.
 
-    detector: the one that dated the collapse. cause: the earliest warning before it.
+    detector: the one that dated the collapse. cause: the earliest warning before it, or `no warning`. median_onset: an RL step.
     """
     collapsed = runs[runs.event].assign(cause=lambda runs: runs.cause.fillna("no warning"))
     counted = collapsed.groupby(["arm", "detector", "cause"], sort=False).onset.agg(["size", "median"]).reset_index()

@@ -18,7 +18,7 @@ SIGNIFICANT = 0.05
 def outcomes(runs: pd.DataFrame, final: pd.Series, references: dict[str, str], combinations: pd.DataFrame) -> pd.DataFrame:
     """A row per arm (runs alike but for the seed): outcomes, last rewards, and the comparison with its reference arm.
 
-    collapsed: number of runs of the `known` ones, whose outcome is known; collapsed_share: their share. rmst: restricted mean
+    collapsed: collapses among the `known` runs, whose outcome is known; collapsed_share: their share. rmst: restricted mean
     survival time up to the horizon τ, common to all arms, in optimizer steps; it uses the censored records of unfinished runs
     too. final_iqm, final_mean: of the last reward. steps_gained, reward_gained: difference from the `reference` arm, which is
     uncorrected or without a mismatch. Each estimate x has its interval x_low, x_high.

@@ -23,7 +23,7 @@ def iqm(values: np.ndarray, axis: int = -1) -> np.ndarray:
 def bootstrap(
     values: pd.Series, strata: pd.Series, statistic: Callable[..., np.ndarray], rng: np.random.Generator, reps: int = 2000
 ) -> Interval:
-    """`statistic` of all values, with a bootstrap interval that draws within each stratum; below six values it is too narrow."""
+    """`statistic` of all values, with a 95% interval by a bootstrap within strata, too narrow for fewer than six values."""
     groups = [group.to_numpy(float) for _, group in values.groupby(strata.to_numpy())]
     drawn = np.concatenate([group[rng.integers(0, len(group), (reps, len(group)))] for group in groups], axis=1)
     point = float(statistic(np.concatenate(groups)))

@@ -26,7 +26,7 @@ DIAGNOSTICS = {
     "rollout_corr/training_ppl": 1,
     "correction/weight_zero": 1,
 }
-"""Metric -> +1 if a high value is a warning, −1 if a low value is one."""
+"""Metrics that may warn of a collapse, each with its sign: +1 if a high value is a warning, −1 if a low value is one."""
 
 
 class Signal(NamedTuple):
@@ -38,7 +38,7 @@ class Signal(NamedTuple):
 
 
 def signals(steps: pd.DataFrame, metric: str) -> dict[str, Signal]:
-    """Run -> its diagnostic `metric` with the running median, for runs that recorded it. ESS and entropy are negated."""
+    """The diagnostic `metric` of each run that recorded it, by run id. ESS and entropy are negated, so that high is bad."""
     sign = DIAGNOSTICS[metric]
     rows = steps.loc[steps[metric].notna(), ["run", "step", metric]]
     at, values = rows.step.to_numpy(), sign * rows[metric].to_numpy()
@@ -76,10 +76,10 @@ def auc_at(score: np.ndarray, case: np.ndarray) -> float:
 def time_dependent_auc(runs: pd.DataFrame, by_run: dict[str, Signal], ahead: int = HORIZON, spacing: int = 5) -> float:
     """How well a diagnostic ranks runs by whether they collapse within `ahead` steps: the mean area under the ROC curve.
 
-    The mean is over steps t and over sources of mismatch, weighted by the number of cases. Runs are ranked within a source, since
-    K3 separates fp8 from fp32 without predicting a collapse. The score is the running median at t. Among the runs not collapsed
-    at t, cases collapse in (t, t + ahead], and non-cases are recorded up to t + ahead without a collapse. All other runs are left
-    out. NaN without a case or without a non-case.
+    The mean is over steps t, multiples of `spacing`, and over sources of mismatch, weighted by the number of cases. Runs are
+    ranked within a source, since K3 separates fp8 from fp32 without predicting a collapse. The score is the running median at
+    t. Among the runs not collapsed at t, cases collapse in (t, t + ahead], and non-cases are recorded up to t + ahead without a
+    collapse. All other runs are left out. NaN without a case or without a non-case.
     """
     known = runs.loc[[run for run in runs.index if run in by_run]]
     if known.empty:
@@ -152,8 +152,8 @@ def evaluate(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     detected: share of collapsed runs with an alarm before the onset. median_lead: RL steps from alarm to onset. false_alarms:
     share of other runs with an alarm. auc: `time_dependent_auc`, `HORIZON` steps ahead. The threshold that judges a run was
     chosen on the runs of the other seeds. Sources of mismatch without a collapse are left out, since a run without mismatch
-    raises no false alarm. detected, median_lead and false_alarms are missing without a collapsed run, another run and two seeds;
-    `note` then says so.
+    raises no false alarm. detected, median_lead and false_alarms need a collapsed run, a run without a collapse, and two seeds.
+    Otherwise they are NaN, and `note` says so.
     """
     if runs.event.any():
         runs = runs[runs.source.isin(runs.source[runs.event])]
@@ -188,9 +188,9 @@ def evaluate(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _left_out(runs: pd.DataFrame, by_run: dict[str, Signal]) -> tuple[np.ndarray, np.ndarray]:
-    """(lead of each collapsed run in RL steps, NaN without an alarm before the onset; whether each other run had an alarm).
+    """(The lead of each collapsed run in RL steps, NaN without an alarm before the onset; whether each other run had an alarm).
 
-    The threshold for a run is chosen on the runs of the other seeds.
+    The threshold for a run is chosen on the runs of the other seeds. A run for which none can be chosen is left out.
     """
     lead, false = [], []
     levels, event = reached(runs, by_run), runs.event.to_numpy(bool)

@@ -33,7 +33,7 @@ class Seen(NamedTuple):
 
 
 Rule = Callable[[Seen], str]
-"""A rule for choosing a correction: measurements of an uncorrected run -> the correction, one of ARMS."""
+"""A rule for choosing a correction. It takes measurements of an uncorrected run, and returns the correction, one of ARMS."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def constant(arm: str) -> Rule:
 def regret(ends: pd.DataFrame, chosen: Mapping[int, str]) -> float:
     """The regret of a rule under one mismatch: reward lost against the best correction, which is chosen on other seeds.
 
-    ends: last rewards [seeds, corrections]. chosen: seed -> the rule's correction. For each choice S of half of the seeds,
+    ends: last rewards [seeds, corrections]. chosen: the rule's correction, by seed. For each choice S of half of the seeds,
     rounded down,
         best(S) = the correction in ARMS with the largest mean of `ends` over the seeds in S
         regret(S) = mean over the other seeds s of ends[s, best(S)] − ends[s, chosen(s)]

@@ -13,8 +13,8 @@ from scipy.special import betaincinv  # a fifth of the time that scipy.stats tak
 from analysis.statistics.tests import Interval, percentiles
 
 FEW = 5
-"""Maximum number of runs alike but for the seed that are shown one by one. The range of five values contains the median with a
-probability below 95%."""
+"""Maximum number of runs of an arm that are shown one by one, because they are too few for a 95% interval: the range of five
+values contains the median with a probability below 95%."""
 ENOUGH = 10
 """Minimum number of collapses for drawing times to collapse and ranking diagnostics. With fewer, chance decides the ranking."""
 

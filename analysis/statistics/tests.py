@@ -99,7 +99,7 @@ def non_inferior_p(
 ) -> float:
     """One-sided exact p of H0: δ = E x − E y ≤ −margin. A small p shows that x is worse by less than the margin, or better.
 
-    x, y: a value per run. The margin has their unit. It may be 0, for a claim that x is better. H0 is rejected if x + margin lies
+    x, y: a value per run. The margin has their unit, and may be 0 for a claim that x is better. The test asks if x + margin is
     above y. Unpaired, p ≥ 1/C(n + m, n). A rare collapse changes the mean, but most small samples have none. So a claim also
     needs an upper limit of the share of collapses.
     """
@@ -136,7 +136,7 @@ def smallest_p(n: int, m: int) -> float:
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """Holm's step-down adjustment: max over j ≤ i of min(1, (m − j + 1)·p_(j)) for the p-values in order; NaN stays NaN."""
+    """Holm's step-down adjustment: max over j ≤ i of min(1, (m − j + 1)·p_(j)) for m ascending p-values. NaN stays NaN."""
     p = np.asarray(p, float)
     adjusted = np.full(len(p), np.nan)
     known = np.flatnonzero(~np.isnan(p))

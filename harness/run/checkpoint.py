@@ -44,7 +44,7 @@ def save(
 ) -> None:
     """Write a checkpoint of step state["step"], then delete all but the newest `keep`. Raises UserError if the disk refuses.
 
-    models: folder name -> model. rollouts: all other tensors by name.
+    models: by the name of their folder in the checkpoint. rollouts: all other tensors, by name.
     """
     step = state["step"]
     refuse_links(run.path, "checkpoints/state.json")
@@ -105,7 +105,8 @@ def load(run: RunFolder, ranks: Ranks, models: Mapping[str, Saved]) -> Loaded | 
 
 
 def _newest_sound(run: RunFolder) -> int:
-    """Step of the newest undamaged checkpoint; −1 if there is none. Newer, damaged checkpoints are renamed and reported."""
+    """Step of the newest undamaged checkpoint; −1 if there is none. Newer, damaged checkpoints are renamed and reported. A
+    checkpoint also counts as damaged if metrics.jsonl lacks rows of the steps before it."""
     for step, folder in reversed(run.checkpoints.items()):
         damage = damage_of(folder)
         if damage is None and (missing := run.missing_rows(step)):  # going on would leave a hole in the record for good

@@ -84,7 +84,7 @@ class RunFolder:
         self._append("metrics.jsonl", {"step": step, **metrics})
 
     def log_questions(self, step: int, rewards: dict[str, list[float]]) -> None:
-        """Append an evaluation to questions.jsonl. rewards: "split/policy", as "held_out/own" -> each prompt's mean reward."""
+        """Append an evaluation to questions.jsonl. rewards: each prompt's mean reward, by "split/policy", as "held_out/own"."""
         self._append("questions.jsonl", {"step": step, **rewards})
 
     def log_event(self, kind: str, step: int, **more: Any) -> None:
@@ -127,7 +127,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> dict[int, Path]:
-        """Step -> folder of each checkpoint in the run folder, oldest first. Copies under other names are ignored."""
+        """Folders of the checkpoints in the run folder, by step, oldest first. Copies under other names are ignored."""
         matches = {CHECKPOINT.fullmatch(path.name): path for path in (self.path / "checkpoints").glob("step-*")}
         return dict(sorted((int(match[1]), path) for match, path in matches.items() if match))
 
@@ -143,8 +143,8 @@ class RunFolder:
     def questions(self) -> list[dict[str, Any]]:
         """Rewards per prompt of each evaluation, in order. If a step was evaluated twice, the later record counts.
 
-        Runs of equal warm start and evaluation.prompts have the same prompts in the same positions, so their rewards can be
-        paired.
+        Runs with the same warm start and the same evaluation.prompts have the same prompts in the same positions, so their
+        rewards can be paired.
         """
         return self._last_rows("questions.jsonl")
 
@@ -162,7 +162,8 @@ class RunFolder:
         return list(self._rows("events.jsonl"))
 
     def _rows(self, name: str) -> Iterator[dict[str, Any]]:
-        """JSON object of each line of a file. Lines cut short by a kill are skipped: the resumed run repeated their steps."""
+        """JSON objects of a file's lines. Lines without a `step` from 0 to LAST_STEP are skipped, and so are lines that a kill
+        cut short, because the resumed run repeated their steps."""
         try:
             rows = jsonl.read(self.path / name)
         except OSError as error:

@@ -157,7 +157,8 @@ def _end_by(error: Exception) -> dict[str, Any]:
 
 
 def _record_end_by_another(path: Path, rank: int, state: str, reason: str) -> None:
-    """Record that another rank's failure ended the run. rank: this one; 0 holds the folder's lock, others claim it."""
+    """Record in status.json the `state` and `reason` of a run that another rank's failure ended. rank: that of this process;
+    rank 0 already holds the folder's lock, the other ranks claim it."""
     folder = RunFolder(path)
     with suppress(UserError), folder.claim() if rank else nullcontext():
         folder.status(state, **folder.progress(), error=reason)

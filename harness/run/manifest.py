@@ -53,7 +53,7 @@ def damage_of(folder: Path) -> str | None:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Map each file name of a checkpoint to its SHA-256, the manifest excluded."""
+    """SHA-256 of each file of the checkpoint in `folder` except manifest.json, by the file's path within the folder."""
     return dict(sorted(_walk(folder)))
 
 

@@ -173,8 +173,8 @@ FAMILIES = {
     "routing/flip_layer_": Metric("share of response tokens whose experts in that layer are not the engine's", "0..1"),
     "profile/": Metric("kl or k3 per token of the positions (or response lengths) up to the number, above half of it", "nats"),
 }
-"""Name prefix -> meaning of the metrics with this prefix, whose full names depend on the config. Metrics of a correction's weight
-are recorded at each step, the others every diagnostics.every steps."""
+"""Metrics whose full names depend on the config, by the prefix of their names. Those of a correction's weight are recorded at
+each step, the others every diagnostics.every steps."""
 
 
 def check_named(names: Iterable[str]) -> None:

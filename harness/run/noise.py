@@ -1,4 +1,4 @@
-"""Search for synthetic noise whose K3 equals that of a run's rollouts, to tell the size of a mismatch from its structure."""
+"""Search for synthetic noise whose K3 equals that of a run's rollouts, to separate a mismatch's size from its structure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.seeding import generator
 from harness.train.parts import Parts
 
 VERSIONS = 16
-"""Number of noise samples over which the mismatch K3 is averaged."""
+"""Number of rollouts over which the K3 of an engine is averaged. The matching noise is drawn anew for each."""
 ROUNDS = 8
 """Maximum number of iterations of the search for the noise level."""
 CLOSE = 1.02

@@ -71,7 +71,8 @@ def transplant(checkpoint: Checkpoint, run: RunFolder) -> None:
 def parts_at(checkpoint: Checkpoint) -> Iterator[Parts]:
     """Context manager that builds a run's trainer, sampler and other parts with the policy of a checkpoint. It writes nothing.
 
-    The parts serve measurements, which take no optimizer step. So they are read on any number of ranks, with masters=kahan too.
+    The parts serve measurements, which take no optimizer step. So the number of ranks may differ from the run's, even with
+    actor.masters=kahan.
     """
     from safetensors.torch import load_file
 

@@ -20,7 +20,8 @@ class RunProgress:
         self.first, self.steps, self.began, self.last, self.evaluated = first, steps, time.monotonic(), -math.inf, ""
 
     def show(self, done: int, metrics: dict[str, float]) -> None:
-        """Print a line on the step just recorded, unless the previous line is younger than EVERY seconds. done: steps done."""
+        """Print a line on the step just recorded. None is printed if steps are left and the previous line is younger than EVERY
+        seconds. done: number of steps done."""
         if "eval/reward" in metrics:
             self.evaluated = f"  evaluation {metrics['eval/reward']:.3f}"
         now = time.monotonic()

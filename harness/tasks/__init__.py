@@ -35,10 +35,10 @@ class Task(Protocol):
     prompt and answer alone. Every rank constructs its own task.
 
     config: the section `task` of the run; a plug-in finds its own keys in `config.params`.
-    tokenizer: that of the pretrained model with model=hub, else None.
+    tokenizer: that of the pretrained model with model.name=hub, else None.
 
     Prompts are [N, P] int64 with PAD on the left of shorter ones. Answers are [N, T] int64 with PAD after their end. A task is
-    also a TokenTask or a TextTask, depending on its model, and may be a TurnTask or an EnvironmentTask.
+    also a TextTask (for model.name=hub) or a TokenTask (for other models), and may be a TurnTask or an EnvironmentTask.
     """
 
     answer_length: int
@@ -57,7 +57,8 @@ class Task(Protocol):
 
 @runtime_checkable
 class TokenTask(Task, Protocol):
-    """A task that defines its own tokens, for model=qwen3. A warm start trains on its demonstrations and holds out prompts."""
+    """A task that defines its own tokens, for models with random weights (model.name=qwen3 or qwen3_moe). The warm start learns
+    from its demonstrations, and splits its prompts into training and held-out ones."""
 
     vocab_size: int
 
@@ -67,7 +68,7 @@ class TokenTask(Task, Protocol):
 
 @runtime_checkable
 class TextTask(Task, Protocol):
-    """A task in the tokens of a pretrained model, for model=hub. It splits its prompts into training and held-out itself."""
+    """A task in the tokens of a pretrained model (model.name=hub). It splits its prompts into training and held-out ones."""
 
     train: np.ndarray
     """Token ids of the prompts for RL, [N, P]."""

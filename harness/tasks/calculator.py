@@ -15,7 +15,7 @@ TOKEN = re.compile(r"\s*(?:([0-9]+(?:\.[0-9]+)?|\.[0-9]+)|([-+*/()]))")
 def calculate(expression: str) -> str:
     """Evaluate an expression. Returns its value, or `error: ` and the reason, in at most 20 characters.
 
-    A whole number is written without a point, any other with up to 10 significant digits. A sign binds most: 2*-3 = -6.
+    A whole number is written without a point, any other with up to 10 significant digits. A sign binds tightest: 2*-3 = -6.
     """
     if len(expression) > LONGEST:
         return "error: too long"

@@ -1,4 +1,4 @@
-"""The embedded chain task: walk through values modulo m. The reward is 1 if every move is right and the walk meets the goal.
+"""The built-in chain task: walk through values modulo m. The reward is 1 if every move is right and the walk meets the goal.
 
 The state x starts at `start`. One move j in 0..choices−1 leads to x' = (x + step + j) mod m.
 
@@ -50,7 +50,7 @@ class Chain:
         return np.concatenate([np.full((len(body), 1), self.bos), body], axis=1)
 
     def _needed(self, body: np.ndarray) -> np.ndarray:
-        """Sum, modulo `cycle`, that the moves of a walk to its goal have, int64 [N]. body: rows (start, step, target)."""
+        """Sum, modulo `cycle`, of the moves of a walk that meets its goal, int64 [N]. body: rows (start, step, target)."""
         if self.config.goal == "total":
             return body[:, 2] + self.offset
         return (body[:, 2] - body[:, 0] - self.config.length * body[:, 1]) % self.cycle
@@ -74,7 +74,7 @@ class Chain:
     def demonstrations(self, prompts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Demonstrations [N, answer_length] for the warm start: right answers in which some values slip to wrong ones.
 
-        With choices > 1, moves are drawn uniformly from the walks that can still reach the goal.
+        With choices > 1, each walk that still reaches the goal is equally likely.
         """
         m, length = self.config.modulus, self.config.length
         x, step, answer = prompts[:, 1].copy(), prompts[:, 2], []

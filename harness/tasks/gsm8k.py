@@ -10,11 +10,11 @@ from harness.errors import UserError, first_line
 from harness.tasks.text import Jsonl
 
 SPLITS = {"train": "main/train-00000-of-00001.parquet", "held_out": "main/test-00000-of-00001.parquet"}
-"""Split -> file of the data set openai/gsm8k on the Hugging Face hub. The test split of the data set is used for evaluation."""
+"""File of each split in the data set openai/gsm8k on the Hugging Face hub. The split held_out is the data set's test split."""
 
 
 class Gsm8k(Jsonl):
-    """The GSM8K task, read from the hub, or with task.path from JSON lines whose records have `question` and `answer`."""
+    """The GSM8K task. Its records, with `question` and `answer`, come from task.path (JSON lines) if set, else from the hub."""
 
     def load(self, split: str) -> list[dict[str, Any]]:
         if self.config.path is not None:

@@ -14,7 +14,7 @@ from harness.errors import UserError, first_line
 from harness.tasks.text import Text
 
 ATTEMPTS = 20
-"""Maximum number of items generated for each prompt asked for, since a data set with few different items repeats them."""
+"""Maximum number of items generated per requested prompt. It is above 1 because data sets repeat items."""
 
 
 class ReasoningGym(Text):
@@ -29,9 +29,10 @@ class ReasoningGym(Text):
 
 
 def different_items(config: ReasoningGymConfig) -> list[dict[str, Any]]:
-    """The first train + held_out items of the data set with different questions. Each also holds its `dataset`, which scores it.
+    """The first train + held_out items of the data set with different questions.
 
-    Raises UserError if the data set has fewer.
+    Each item also holds, as `dataset`, the data set that scores answers to it. Raises UserError if ATTEMPTS times as many
+    generated items have fewer different questions.
     """
     wanted = config.train + config.held_out
     dataset = _dataset(config, wanted * ATTEMPTS)
@@ -61,9 +62,10 @@ def _dataset(config: ReasoningGymConfig, size: int) -> Any:
 
 
 def verify(response: str, record: dict[str, Any]) -> float:
-    """Score from 0 to 1 that the record's data set gives the response: the text in its last <answer> tag, or else all of it.
+    """Score of a response's answer from 0 to 1, by the record's data set.
 
-    White space around the answer does not count.
+    The answer is the text in the response's last <answer> tag, or the whole response if it has none. White space around the
+    answer does not count.
     """
     from reasoning_gym.utils import extract_answer
 

@@ -1,4 +1,4 @@
-"""Text tasks: prompts from JSON lines, put into the tokenizer's chat template, and a verifier named by its path."""
+"""Text tasks: prompts from records, put into the tokenizer's chat template, and a verifier from VERIFIERS or an import path."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class Text(ABC):
 
     @abstractmethod
     def load(self, split: str) -> list[dict[str, Any]]:
-        """Records of the split `train` or `held_out`. An empty `held_out` means that a part of `train` is held out."""
+        """Records of the split `train` or `held_out`. If `held_out` has none, the last task.held_out prompts of `train`
+        are held out."""
 
     def prompts(self) -> np.ndarray:
         """All prompts of the task as token ids, [N, max_prompt]."""

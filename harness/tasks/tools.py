@@ -46,7 +46,7 @@ class Tools(arithmetic.Sums):
         return f"What is {written}?{self.config.instruction}"
 
     def reply(self, turn: list[int]) -> list[int]:
-        """Tokens of the calculator's reply to the last call `<<...>>` in a turn, itself given as tokens; empty without a call."""
+        """Tokens of the calculator's reply to the last call `<<...>>` in `turn`, also given as tokens; empty without a call."""
         calls = CALL.findall(str(self.tokenizer.decode(turn, skip_special_tokens=True)))
         return self.tokenizer(reply(calls[-1]), add_special_tokens=False)["input_ids"][:REPLY_LENGTH] if calls else []
 
