@@ -373,7 +373,7 @@ class Translation:
         except ValueError as error:
             unusable(source, str(error))
         if (level, when) == ("geometric", "all") and lower and upper and lower >= BAND[0] and upper <= BAND[1]:
-            share = 3 if lower >= 0.999 and upper <= 1.001 else 12
+            share = 3 if lower > 0.998 and upper < 1.002 else 12  # verl's 0.999 to 1.001, of either ratio; SkyRL's 0.99 to 1.01
             kept = f"this geometric band keeps {share} % of an FP8 batch of SmolLM2, or less"
             self.warnings.append(f"{source}: {kept}; docs/collapsed.md says: do not set it")
 
