@@ -1,9 +1,9 @@
 """`python -m experiments.replay_example`: make the dumps of `faultline replay --example`. It needs `make llm vllm`.
 
-Each dump holds responses of at most 64 tokens to 128 sums, which vLLM samples from SmolLM2 with the same random numbers. The
-trainer's fp32 policy scores them. Two dumps are sound: 512 responses in BF16 and in FP8 (W8A8, a scale per channel). The third has
-a fault: 256 responses in BF16 at a temperature of 0.6, logged in vLLM's default mode, which is before the temperature. It takes
-about 20 minutes of CPU time.
+Each dump holds responses of at most 64 tokens to sums, which vLLM samples from SmolLM2 with the same random numbers. The
+trainer's fp32 policy scores them. Two dumps are sound: 512 responses in BF16 and in FP8 (W8A8, a scale per channel). The third
+has a fault: 256 responses in BF16 at a temperature of 0.6, logged in vLLM's default mode, which is before the temperature. It
+takes about 14 minutes of CPU time.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog="faultline",
-        description="Whether the mismatch of rollout engine and trainer is a bug, how large it is, and what corrections and losses do to it.",
+        description="Tell whether rollout engine and trainer disagree by a bug, how far, and what corrections do about it.",
         epilog=_examples("faultline doctor\nfaultline train --help\nfaultline replay --help"),
         formatter_class=form,
     )

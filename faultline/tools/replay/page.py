@@ -38,9 +38,9 @@ IDENTITY = (
     "whatever the precision, the staleness and the size of the mismatch. docs/diagnosis.md says what else is asked."
 )
 LEAVES = (
-    "Full bar: effective sample size (ESS), 100 % where nothing is dropped and all weights are equal; the number repeats it. Pale bar: "
-    "share of tokens with a weight above 0. No correction leaves all of the batch, and all of the mismatch. Presets with equal "
-    "settings share a row."
+    "Full bar: effective sample size (ESS), 100 % if nothing is dropped and all weights are equal; the number repeats it. "
+    "Pale bar: share of tokens with a weight above 0. No correction leaves all of the batch, and all of the mismatch. Presets "
+    "with equal settings share a row."
 )
 BY_AGE = "Mismatch by age of the weights"
 

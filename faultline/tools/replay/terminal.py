@@ -36,7 +36,8 @@ def lines(verdict: Verdict) -> list[str]:
     """Format a verdict in about 24 lines of at most WIDTH printable characters, names cut to fit, and a line per gate."""
     d, m = verdict.dump, verdict.mismatch
     bad = f"; {d.bad_rows:,} bad rows left out" if d.bad_rows else ""
-    size = f"{d.name[:48]}: {d.responses:,} response{'s' * (d.responses != 1)}, {d.tokens:,} tokens, {d.batches:,} batch{'es' * (d.batches > 1)}{bad}"
+    responses = f"{d.responses:,} response{'s' * (d.responses != 1)}"
+    size = f"{d.name[:48]}: {responses}, {d.tokens:,} tokens, {d.batches:,} batch{'es' * (d.batches > 1)}{bad}"
     sizes = f"Mismatch before correction: token ESS {_ess(m.ess_token)}, sequence ESS {_ess(m.ess_sequence)}. K3"
     first = diagnosis_lines(verdict.diagnosis)
     if not verdict.diagnosis.consistent:
