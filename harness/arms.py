@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from harness.config import OPERATION
 
 NONE = "none"
-"""Text shown in place of a correction's name for runs without one."""
+"""Name of the correction in an arm whose runs have none. `str` of the arm leaves it out."""
 UNNAMED = (*OPERATION, "seed")
 """Config sections left out of the name of an arm (runs alike but for the seed): the seed, and those that change no result."""
 NAMED = ("rollout.precision.name", "loss.name", "routing.replay")
@@ -42,8 +42,8 @@ class Arm(NamedTuple):
 def arm(config: Mapping[str, Any]) -> Arm:
     """Name the arm (group of runs alike but for the seed) of one run, by its precision, loss and correction.
 
-    An importance weight that is computed only for its metrics (apply=false) does not count as a correction. Raises KeyError on
-    an incomplete config.
+    An importance weight that is computed only for its metrics (apply=false) does not count as a correction. The field `setting`
+    is empty, because it depends on the other runs of the sweep. Raises KeyError on an incomplete config.
     """
     weight = config["correction"]["weight"]
     parts = [f"{weight['level']}-{weight['action']}"] if weight["level"] and weight.get("apply", True) else []
@@ -54,11 +54,11 @@ def arm(config: Mapping[str, Any]) -> Arm:
 
 
 def arms(configs: Mapping[str, Mapping[str, Any]], but: Collection[str] = ()) -> dict[str, Arm]:
-    """Map each run of a sweep to the name of its arm, which runs that differ only in seed share. configs: complete, from JSON.
+    """Map each run of a sweep to the name of its arm, which runs that differ only in seed share. configs: run -> whole config.
 
     A key that belongs to a named plug-in is compared among runs of that plug-in only: `loss.eps_low` among runs of one loss.
     Keys of `correction` are compared among runs of the same correction (levels, actions, filters). Keys in `but` are left out,
-    as if no run differed in them.
+    as if no run differed in them. So is warmstart.seed if it equals `seed` in every run.
     """
     named = {run: {name: part for name, part in config.items() if name not in UNNAMED} for run, config in configs.items()}
     warm = [(config.get("warmstart"), config.get("seed")) for config in configs.values()]
@@ -70,7 +70,7 @@ def arms(configs: Mapping[str, Mapping[str, Any]], but: Collection[str] = ()) ->
 
 
 def _names(configs: Mapping[str, Mapping[str, Any]], but: Collection[str]) -> dict[str, Arm]:
-    """Name the arm (group of runs alike but for the seed) of each config, all different. but: keys that no name states."""
+    """Name the arm (runs alike but for the seed) of each config. No two configs are equal. but: keys that no name states."""
     plain = {run: arm(config) for run, config in configs.items()}
     flat = _alike({run: _flat(config, but) for run, config in configs.items()})
     differing = _differing(flat, plain)
@@ -86,7 +86,7 @@ def _names(configs: Mapping[str, Mapping[str, Any]], but: Collection[str]) -> di
 
 
 def _part(key: str, plain: Arm) -> str:
-    """Part that states config `key` in the name of an arm (runs alike but for the seed): loss, correction if any, or setting."""
+    """Field of `Arm` that states `key`: "loss" for loss.*, "correction" for correction.* if there is one, else "setting"."""
     section = key.partition(".")[0]
     corrected = section == "correction" and plain.correction != NONE
     return section if section == "loss" or corrected else "setting"
@@ -100,7 +100,7 @@ def _flat(config: Mapping[str, Any], but: Collection[str]) -> dict[str, Any]:
 
 
 def _alike(flat: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Convert integers to floats where another run has a float for the key, since `noise=0` and `noise=0.0` mean the same."""
+    """Convert a key's integers to floats if any run has a float there, because 0 means 0.0. flat: run -> flat config."""
     floats = {key for values in flat.values() for key, value in values.items() if type(value) is float}
     return {
         run: {key: float(value) if key in floats and type(value) is int else value for key, value in values.items()}
@@ -109,7 +109,7 @@ def _alike(flat: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _differing(flat: Mapping[str, dict[str, Any]], plain: Mapping[str, Arm]) -> set[tuple[str, str]]:
-    """Pairs (config key, context) such that runs of one context, such as those with the same loss, differ in the key."""
+    """Pairs (config key, context) such that runs with the same context, for example the same loss, differ in the key."""
     differing = set()
     for key in dict.fromkeys(key for values in flat.values() for key in values):
         if key in NAMED or not differs(key, flat.values()):
@@ -122,7 +122,7 @@ def _differing(flat: Mapping[str, dict[str, Any]], plain: Mapping[str, Arm]) -> 
 
 
 def _context(key: str, values: Mapping[str, Any], plain: Arm) -> str:
-    """Text that runs must share to be compared in `key`: correction, plug-in whose section holds the key, or "" for all runs."""
+    """Text that runs must share to be compared in `key`: name of the correction or plug-in that has this key, else ""."""
     if key.startswith("correction."):
         return plain.correction
     section = key
@@ -137,7 +137,7 @@ def _context(key: str, values: Mapping[str, Any], plain: Arm) -> str:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten a nested config: its keys become dotted paths."""
+    """Flatten a nested config: its keys become dotted paths that begin with `prefix`. An empty section stays as it is."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}

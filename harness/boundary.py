@@ -2,7 +2,7 @@
 
 Hydra, OmegaConf and yaml raise exceptions of many kinds on wrong input, TypeError and AssertionError included. So an
 error raised in a file of these libraries counts as wrong input and is explained. An OSError that names a file is explained
-too, and so is a missing module that an extra installs. A UserError explains itself. All others are bugs.
+too, and so are a MemoryError and a missing module that an extra installs. A UserError explains itself. All others are bugs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _unread() -> bool:
 
 @contextmanager
 def refusing(given: str = "") -> Iterator[None]:
-    """Context manager that turns errors of Hydra, OmegaConf and files into UserError. given: user's input, shown in messages."""
+    """Context manager that turns each error with an `explanation` into a UserError. given: the user's input, for the text."""
     try:
         yield
     except UserError:

@@ -22,11 +22,11 @@ from harness.rollouts.local import LocalEngine
 from harness.tasks import TASKS, Task, stops
 
 BY_TOKEN = {"mask", "values"}
-"""Inputs of advantage estimators. An estimator that takes one of them maps rewards [B, T] to advantages [B, T], token by token.
-values: a critic's V, [B, T]."""
+"""Inputs of advantage estimators by token. An estimator that takes one of them maps rewards [B, T] to advantages [B, T].
+mask: the tokens that the policy wrote, [B, T] bool. values: a critic's V, [B, T]."""
 
 PROVIDED = {"lengths", "greedy"} | BY_TOKEN
-"""Inputs that a run can give an advantage estimator, besides the rewards."""
+"""Inputs that a run can give an advantage estimator, besides the rewards. `algos.advantages` describes lengths and greedy."""
 
 
 class Plan(NamedTuple):
@@ -60,7 +60,7 @@ def build_objective(config: Config) -> Objective:
 
 
 def build_advantage(config: Config) -> functools.partial:
-    """Bind the parameters of a config's advantage estimator to it. Raises UserError if it needs inputs that the run lacks."""
+    """Return a config's advantage estimator with its parameters bound. Raises UserError if the run lacks an input it needs."""
     needs = "what it needs; decorate it with @advantage()"
     _check_marked(ADVANTAGES, "advantage.name", config.advantage.name, "needs", needs)
     estimator = ADVANTAGES[config.advantage.name]
@@ -95,7 +95,7 @@ def has_critic(config: Config) -> bool:
 
 
 def build_engine(config: Config, shape: PretrainedConfig, task: Task) -> functools.partial:
-    """The class that rollout.engine.name names, with the config's parameters bound. Raises UserError if it is not an engine."""
+    """Return a function that makes a config's rollout engine. Raises UserError if rollout.engine.name names no engine class."""
     r, named = config.rollout, config.rollout.engine
     engine = ENGINES[named.name]
     if not (inspect.isclass(engine) and issubclass(engine, RolloutEngine)):
@@ -114,7 +114,7 @@ def build_engine(config: Config, shape: PretrainedConfig, task: Task) -> functoo
 
 
 def local_engine(plan: Plan, precision: PrecisionConfig, *, noise: float = 0.0, **truncation) -> LocalEngine:
-    """Make the embedded engine of a run. noise: size of synthetic noise on the weights. truncation: fields of `Sampling`."""
+    """Make an embedded engine for a run's policy. noise: size of noise on the weights. truncation: fields of `Sampling`."""
     sampling = Sampling(temperature=plan.config.rollout.temperature, stop=stops(plan.task), **truncation)
     return LocalEngine(plan.shape, precision, sampling, noise=noise)
 
@@ -128,7 +128,7 @@ def build_task(config: Config) -> Task:
 
 
 def build_detectors(config: Config) -> dict[str, functools.partial]:
-    """Bind the parameters of a config's collapse detectors, by name. Calling a result without arguments makes the detector."""
+    """Map the name of each collapse detector of a config to a function without arguments that makes the detector."""
     detectors = config.collapse.detectors
     for name in detectors:
         _check_marked(DETECTORS, "collapse.detectors", name, "role", "its role; see harness/collapse")
@@ -147,7 +147,7 @@ def bind(
 
 
 def _check_marked(registry: Registry, key: str, name: str, mark: str, what: str) -> None:
-    """Raise UserError if a plug-in lacks the attribute `mark`, which a run reads. what: the attribute's meaning."""
+    """Raise UserError if a plug-in lacks the attribute `mark`, which a run reads. what: the mark's meaning, for the message."""
     if not hasattr(registry[name], mark):
         raise UserError(f"{key}={name}: does not say {what}")
 
@@ -166,7 +166,7 @@ def own_precision(config: Config) -> PrecisionConfig:
 
 
 def samples_as_trainer(config: Config) -> bool:
-    """Whether rollouts sample exactly the trainer's policy: local engine, same precision and weights, no noise, top_p, top_k."""
+    """Whether rollouts sample exactly the trainer's policy: default local engine, same precision and weights, all tokens."""
     r, own = config.rollout, own_precision(config)
     same = r.precision.model_copy(update={"name": own.name}) == own and (r.staleness, r.partial_tokens) == (0, None)
     whole = (r.kv_cache, r.top_p, r.top_k) == ("compute", 1.0, 0)

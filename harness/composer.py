@@ -103,7 +103,7 @@ def refusal(error: Exception) -> str:
 
 
 def check_choices(overrides: Iterable[Override]) -> None:
-    """Raise UserError if an override chooses an option by something other than a name: Hydra's own error omits the key."""
+    """Raise UserError if an override has no key, or gives a group anything but a name, since Hydra's error omits the key."""
     for override in overrides:
         options, value = _option_names(override.key_or_group), override.value()
         if not override.key_or_group:
@@ -123,7 +123,7 @@ def _keys(values: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def _option_names(group: str) -> list[str]:
-    """Names of the options of a config group in experiments/conf, subfolders included; empty if the group does not exist."""
+    """Names of the options of a config group in experiments/conf, then "NAME/..." for each subfolder; [] without the group."""
     if not re.fullmatch(r"\w[\w/]*", group) or not (CONF / group).is_dir():
         return []
     entries = sorted((CONF / group).iterdir())

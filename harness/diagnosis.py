@@ -12,7 +12,7 @@ from algos.diagnostics import rounding
 from algos.faults.diagnose import Diagnosis, diagnose
 
 CELLS = 2**22
-"""Maximum number of token positions, padding included, in a diagnosis. Prompts or whole batches in excess are left out."""
+"""Maximum number of token positions, padding included, in a diagnosis. Beyond it only every k-th prompt or batch is used."""
 
 
 class RunFacts(NamedTuple):
@@ -29,7 +29,7 @@ class RunFacts(NamedTuple):
     baseline: float | None = None
 
     def lag(self, version: Tensor, mask: Tensor) -> Tensor | None:
-        """Least number of versions that a token's weights lag behind the trainer's, [B, T]; None if no token in `mask` lags."""
+        """Versions by which a token's weights lag, [B, T]: newest in `mask` − own + `behind`; None if no token there lags."""
         if not mask.any():
             return None
         lag = version[mask].max() - version + self.behind

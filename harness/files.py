@@ -23,10 +23,10 @@ class EventLog(Protocol):
     path: Path
 
     def log_event(self, kind: str, step: int, **more: Any) -> None:
-        """Append one event to the record of the run."""
+        """Append an event of this `kind` at `step`, with the fields `more`, to the record of the run."""
 
     def log_questions(self, step: int, rewards: dict[str, list[float]]) -> None:
-        """Record one evaluation. rewards: "split/policy", such as held_out/own -> mean reward of each prompt, in order."""
+        """Record one evaluation. rewards: the mean reward of each prompt, in order, by "split/policy" such as held_out/own."""
 
 
 @contextmanager

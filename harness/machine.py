@@ -14,8 +14,8 @@ class Machine:
     """Features of a machine. `vllm_support.this_machine()` reads them once per process; tests construct other machines.
 
     gpu: name of the GPU; None if vLLM computes on the CPU. gpu_fp8: whether the GPU has FP8 units. gpu_sleep: whether vLLM can
-    release its GPU memory. avx512, vnni, amx, amx_fp16, amx_fp8: whether the CPU has these units; `vnni` means sums of products
-    of int8 in 32 bits, and `amx` tiles with products of int8 and bf16.
+    release its GPU memory. avx512, vnni, amx, amx_fp16, amx_fp8: whether the CPU has these units. VNNI sums int8 products
+    in 32 bits. AMX multiplies tiles, either of int8 or of bf16.
     kernels: operators of FP8_KERNELS that vLLM's CPU build implements.
     head_sizes: attention head sizes that vLLM's CPU build has kernels for; empty on a GPU, which takes any.
     """
@@ -33,7 +33,7 @@ class Machine:
 
     @property
     def fp8_product(self) -> Literal["native", "fp32", "reference"]:
-        """Method by which the product of two FP8 matrices is computed, with one scale per channel and token.
+        """How torch or vLLM multiplies FP8 inputs, with a scale per token, by FP8 weights, with a scale per channel.
 
         native: computed by FP8 units of a GPU, by vLLM on AMX-FP8, or by oneDNN 3.12 on AMX-FP16.
         fp32: torch 2.13 widens both matrices on a CPU without AMX. The product is exact and about as fast as one in fp32.

@@ -1,8 +1,8 @@
 """The memory that a run needs, computed from its config and the sizes of its model without reading or creating weights.
 
-Symbols: Ψ numbers of the model, V vocabulary, h width, m width of the feed-forward layer, l layers; q, k widths of all query
+Symbols: Ψ weights of the model, V vocabulary, h width, m width of the feed-forward layer, l layers; q, k widths of all query
 and all key heads; N ranks; b bytes of actor.dtype; T tokens of a micro-batch (actor.micro_tokens), L tokens of a prompt with its
-response, C logits of a chunk (`CHUNK` in harness/train/model/head.py), R responses that a rank samples. Everything is in bytes.
+response, C logits of a chunk (`CHUNK` in harness/train/model/head.py), R responses that a rank samples. Memory is in bytes.
 
 The partitioning by stage is that of ZeRO (arXiv 1910.02054, section 5), and the buffers are those of DeepSpeed 0.19. The
 activations are those that autograd keeps for the layers of transformers. tests/harness/test_memory.py compares these with the
@@ -43,7 +43,7 @@ PUBLISHED = Path(__file__).with_name("published.json")
 
 
 class Part(NamedTuple):
-    """One contributor to GPU memory. at: its bytes at each moment of a run; a moment without bytes is absent."""
+    """One contributor to GPU memory. equation: its bytes in symbols. at: its bytes at each moment of a run; none if absent."""
 
     name: str
     equation: str
@@ -226,7 +226,7 @@ def _activations(config: Config, s: Sizes, load: Load) -> list[Part]:
         gate, its SiLU, the other factor and the product of SwiGLU            4·b·m
 
     The final norm keeps (4 + 2b)·h. Recomputation keeps b·h for each token and layer, and the activations of one layer at a
-    time. The backward pass holds gradients of three tensors of SwiGLU and of the residual stream in fp32: 3·b·m + 4·h.
+    time. The backward pass holds gradients of three tensors of SwiGLU, 3·b·m, and one of the residual stream in fp32, 4·h.
     """
     b, tokens = COMPUTE[config.actor.dtype].bytes, load.tokens
     norm = (4 + 2 * b) * s.width
@@ -250,7 +250,8 @@ def _activations(config: Config, s: Sizes, load: Load) -> list[Part]:
 def _head(config: Config, s: Sizes, load: Load, chunk: int) -> list[Part]:
     """Memory of the logits, and of the gradient of the head's weight: V·h numbers for vocabulary V and hidden width h.
 
-    If one chunk holds all logits, log π and π are kept, 8 bytes for each logit, and their backward pass takes as much again.
+    If all logits fit into one chunk of `chunk` logits, log π and π are kept, 8 bytes for each logit. Their backward pass takes
+    as much again.
     Otherwise one chunk exists at a time. It holds each logit in b bytes (actor.dtype) and in fp32, and log π: 8 + b bytes, or 8
     if b is 4. If the loss has an entropy term, the chunk holds log π, π and their product: 12 bytes for each logit. The
     gradients of the chunks add up in fp32, 4·V·h, and are then converted to b bytes, b·V·h.

@@ -56,7 +56,7 @@ def qwen3_sizes(*, hidden: int, layers: int, heads: int, kv_heads: int, head: in
 
 
 def qwen3_config(model: ModelConfig | MixtureConfig, vocab_size: int, max_tokens: int) -> Qwen3Config | Qwen3MoeConfig:
-    """The transformers config of a Qwen3. The head is not tied to the embedding, because engines keep both in 16 bits or more."""
+    """The transformers config of a Qwen3 with a context of `max_tokens`. Its output head is not tied to the embedding."""
     kind: type[Qwen3Config] | type[Qwen3MoeConfig] = Qwen3Config
     sizes: dict[str, Any] = model.model_dump(exclude={"name"})
     if isinstance(model, MixtureConfig):
@@ -105,7 +105,7 @@ def hub_tokenizer(model: HubConfig) -> PreTrainedTokenizerBase:
 
 
 MADE = Path("models")
-"""Folder in which `make llm` puts models. No model on the Hugging Face hub has this name."""
+"""Folder in which `make llm` puts models. No model on the Hugging Face hub has a name that begins with it."""
 
 
 @contextmanager

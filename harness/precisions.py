@@ -27,7 +27,7 @@ class Dtype(NamedTuple):
     bytes: int
     """Size of one number of the dtype, in bytes."""
     tolerance: float
-    """Accepted mean |log μ − log π| of engine and actor after a load, in nats: over 20 times what is normal (docs/vllm.md)."""
+    """Largest accepted mean |log μ − log π| after a load of weights, in nats: over 20 times the usual one (docs/vllm.md)."""
 
 
 COMPUTE = {"fp32": Dtype("float32", 4, 1e-3), "bf16": Dtype("bfloat16", 2, 0.3), "fp16": Dtype("float16", 2, 0.1)}
@@ -72,7 +72,7 @@ UNQUANTISED = ", ".join(name for name, precision in PRECISIONS.items() if precis
 
 
 def vllm_option(weights: str | None, activations: str | None) -> str | None:
-    """Option of rollout/precision with these formats, if vLLM has it; else None. UNQUANTISED if both formats are None."""
+    """Name of vLLM's precision with these formats, else None. For (None, None): all unquantised names, joined by commas."""
     if weights is None and activations is None:
         return UNQUANTISED
     rows = ((name, row) for name, row in PRECISIONS.items() if row.vllm is not None)
@@ -80,7 +80,7 @@ def vllm_option(weights: str | None, activations: str | None) -> str | None:
 
 
 def vllm_refusals(machine: Machine) -> dict[str, str | None]:
-    """Precision -> why vLLM cannot compute in it on this machine; None if it can. All unquantised precisions share one entry."""
+    """Map vLLM's precisions to why vLLM cannot compute in them on `machine`; None if it can. Unquantised ones share a key."""
     refusals: dict[str, str | None] = {UNQUANTISED: None}
     refusals |= {name: _refusal(name, machine) for name, precision in PRECISIONS.items() if precision.vllm is not None}
     return refusals

@@ -33,8 +33,9 @@ REPLAYS = {
     ),
 }
 """Value of routing.replay -> its effect. r2 repeats the trainer's choice of experts and so removes its drift over mini-batches.
-r3 repeats the engine's choice, and so also removes the mismatch of both (arXiv 2510.11370 and 2512.01374). Under r2 and r3 the
-experts' weights come from the present softmax over all experts, so the router learns."""
+r3 repeats the engine's choice. It removes that drift too, and also the mismatch of the engine's choice with the trainer's
+(arXiv 2510.11370 and 2512.01374). Under r2 and r3 the experts' weights come from the present softmax over all experts, so the
+router learns."""
 
 
 def check_routing(config: Config, experts: int, reported: ReportedRoutes) -> None:

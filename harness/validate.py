@@ -138,7 +138,7 @@ def _check_held_out(config: Config, most: int) -> None:
 
 
 def _check_sampling_mask(config: Config, refusal: str | None, vocabulary: int) -> None:
-    """Raise UserError if replayed sampling masks have no effect, or with `refusal`, the reason why no engine records them."""
+    """Raise UserError if replayed sampling masks have no effect, or if the engine records none. refusal: why it does not."""
     rollout = config.rollout
     if not rollout.replay_sampling_mask:
         return

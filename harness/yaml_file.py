@@ -42,7 +42,7 @@ _Loader.yaml_implicit_resolvers = {  # a date is a text
 
 
 def read_yaml(path: Path) -> Any:
-    """Read the lists, dictionaries, strings and numbers in a file. Raises UserError, naming the file, on any other content."""
+    """Return the content of a YAML or JSON file. Raises UserError, naming the file, if it is broken or has types JSON lacks."""
     try:
         status = path.stat()
         if not S_ISREG(status.st_mode):  # to open a pipe may take for ever
@@ -84,7 +84,7 @@ def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
 
 
 def _plain(path: Path, content: Any) -> Any:
-    """Return `content` if it consists of lists, dictionaries, strings and numbers. Raises UserError, naming `path`, otherwise."""
+    """Return `content` with surrogate pairs joined. Raises UserError, naming `path`, on types that JSON does not have."""
     if isinstance(content, str):
         try:
             return content.encode("utf-16", "surrogatepass").decode("utf-16")

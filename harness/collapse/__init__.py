@@ -53,7 +53,7 @@ class Detectors:
     def __init__(self, detectors: Mapping[str, Detector]):
         self.detectors = detectors
         self.events: dict[str, Event] = {}
-        """Name of each detector that has reported an event -> the event."""
+        """Events reported so far, by the name of the detector."""
 
     def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Event]:
         """Feed a step's metrics to all detectors without an event so far. Returns the events of the step, by detector."""
@@ -113,8 +113,8 @@ def outcome(onsets: dict[str, int], watched: Iterable[str]) -> Outcome:
     """Return the outcome of a finished run: its earliest collapse and the collapse's cause, else whether the run learned.
 
     onsets: detector -> onset of its event, a step. watched: names of the run's detectors. The cause is the earliest warning or
-    numerical failure in the CAUSE_WINDOW steps up to the onset. Without a collapse, a run never learned
-    if detectors of learning watched it and none reported an event.
+    numerical failure in the CAUSE_WINDOW steps up to the onset, or None. Without a collapse, a run never learned if detectors
+    of learning watched it and none reported an event.
     """
     role = {name: DETECTORS[name].role for name in {*onsets, *watched}}
     fatal = {name: step for name, step in onsets.items() if role[name] == "collapse"}

@@ -142,8 +142,8 @@ class Distribution:
     """D3, a warning: the rollout policy has drifted away from the trainer's policy.
 
     One of two conditions on the ratios ρ = π_old/μ must hold for `consecutive` steps in a row. The onset is the first of these
-    steps. Either the effective sample size of the responses' ratios, as a share, is below `ess`. Or K3 = E[ρ − 1 − log ρ] is
-    above both 3 · `null_band` and `factor` times its median over the steps `first` to `last`.
+    steps. Either the effective sample size of the responses' ratios, as a share, is below `ess`. Or, after step `last`,
+    K3 = E[ρ − 1 − log ρ] is above both 3 · `null_band` and `factor` times its median over the steps `first` to `last`.
     null_band: K3 between two executions of the same weights, in nats per token, caused by the engines' rounding alone.
     """
 
@@ -272,8 +272,8 @@ class Weights:
 class FaultAlarm:
     """D6, a warning: `consecutive` diagnoses of the log-probabilities in a row name the same fault.
 
-    A diagnosis is made every diagnostics.every steps. The onset is the step of the first of them, and the cause names the fault.
-    docs/diagnosis.md says what to check.
+    A diagnosis is made every diagnostics.every steps. The onset is the step of the first of these
+    diagnoses, and the cause names the fault. docs/diagnosis.md says what to check.
     """
 
     role = "warning"

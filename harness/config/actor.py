@@ -17,8 +17,8 @@ class ScheduleConfig(Strict):
     """Change of the learning rate over the run, see harness/train/schedule.py."""
 
     name: Literal["constant", "linear", "cosine", "inverse_sqrt"] = "constant"
-    """Course of the learning rate after the warm-up. linear: to 0 at the end of the run. cosine: to min_lr_ratio · actor.lr.
-    inverse_sqrt: as 1/√step."""
+    """Course of the learning rate after the warm-up. linear: it falls to 0 at the end of the run. cosine: it falls to
+    min_lr_ratio · actor.lr. inverse_sqrt: it falls as 1/√step."""
     warmup_steps: Annotated[int, Field(ge=0, le=10**9)] = 0
     """Optimizer steps over which the learning rate rises from 0. The first of them has rate 0."""
     min_lr_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -38,7 +38,7 @@ class ActorConfig(Strict):
     """Training of the policy: DeepSpeed ZeRO around the model, with AdamW."""
 
     zero_stage: Annotated[int, Field(ge=0, le=3)]
-    """ZeRO stage: 1 divides optimizer states over the ranks, 2 gradients too, 3 weights too."""
+    """ZeRO stage: 0 divides nothing over the ranks, 1 the optimizer states, 2 the gradients too, 3 the weights too."""
     dtype: Literal["fp32", "bf16", "fp16"]
     """Dtype of weights, activations and gradients; fp16 on a GPU only."""
     masters: Literal["fp32", "none", "kahan", "stochastic"] = "fp32"
@@ -66,15 +66,16 @@ class ActorConfig(Strict):
     """Passes of training over the responses of a step."""
     micro_tokens: Count | None = None
     """Maximum prompt and response tokens of one forward and backward pass, padding included. Equal responses to one prompt are
-    computed once, but each counts. null: no maximum."""
+    computed once, but each counts towards the maximum. null: no maximum."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     compile: bool = False
     """Compile the decoder by torch.compile. It takes half a minute of CPU time, or half of that from a cache; see
     docs/running.md."""
     scoring: Literal["exact", "forward", "none"]
-    """Computation of log π_old. exact: as the policy computes it while it samples, so that a rollout in the actor's dtype has
-    a ratio π_old/μ of exactly 1. forward: by the training forward pass. none: not at all; π_θ/μ then replaces π_old/μ."""
+    """Computation of log π_old. exact: by a local engine in the actor's precision, so that a rollout by that engine and the
+    same weights has a ratio π_old/μ of exactly 1. forward: by the training forward pass. none: not at all; π_θ/μ then replaces
+    π_old/μ."""
 
     @model_validator(mode="after")
     def _mastered(self) -> ActorConfig:

@@ -30,8 +30,8 @@ def name_of(value: Any) -> str | None:
 class Strict(BaseModel):
     """Immutable base class of config sections. Unknown keys, values of a wrong type, infinite numbers and NaN are refused.
 
-    `--help` shows the docstring below a field. A field's default is how runs behaved before the key was added, so it never
-    changes (`harness.config.digest`). New runs get the values of experiments/conf.
+    `--help` shows the docstring below a field. A field's default keeps the behaviour of runs from before the key was added, so
+    it never changes (`harness.config.digest`). New runs get the values of experiments/conf.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

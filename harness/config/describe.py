@@ -15,7 +15,7 @@ from harness import config
 from harness.config.run import Config
 
 LARGE = 10**6
-"""Smallest bound that is not shown to users: bounds this large only exclude nonsense."""
+"""Smallest upper bound that is not shown to users, because a bound so large only excludes nonsense."""
 
 
 class ConfigKey(NamedTuple):
@@ -76,7 +76,7 @@ def _keys(values: dict[str, Any], schema: dict[str, Any], sections: dict[str, An
 
 
 def _section(field: dict[str, Any], value: Any, sections: dict[str, Any]) -> dict[str, Any]:
-    """Schema of the section `value`: the first alternative of `field` that accepts its name and keys, else `field` itself."""
+    """Schema of the section `value`: the first alternative of `field` that accepts the value's name and keys, else `field`."""
     if "$ref" in field:
         return _sections(field, sections)[0]
     return next((one for one in _sections(field, sections) if isinstance(value, dict) and _fits(one, value)), field)

@@ -3,7 +3,7 @@
 A digest is the SHA-256 of all keys that decide the result, as JSON. A later version must find a finished run again. Therefore
 - a key enters under its first name, see `harness.config.names`;
 - a removed key still enters where every digest contained it;
-- a key that was added later is left out while it has its default, which is how runs behaved before it was added.
+- a key that was added later is left out while it has its default, which keeps the behaviour of runs from before the key.
 The default of a later key therefore never changes. New runs get their values from experiments/conf, which may change. A value
 that differs from the default also changes the digest.
 """

@@ -32,7 +32,7 @@ class EvaluationConfig(Strict):
 
 
 class PersistenceConfig(Strict):
-    """Persistence of the mismatch: correlation of the same responses' log ratios π/μ over 1, 5 and 20 syncs of the weights."""
+    """Persistence of the mismatch: correlation of the same tokens' log ratios before and after 1, 5 and 20 weight syncs."""
 
     every: Annotated[int, Field(gt=20, le=10**9)] | None = None
     """Steps from the start of one measurement of the mismatch's persistence to the next. Each takes 20 steps. null: never."""

@@ -36,7 +36,7 @@ class SizesConfig(Strict):
 
     @property
     def widths(self) -> dict[str, int]:
-        """Map each config key, or product of keys, that is the input width of weight matrices to this width."""
+        """Input widths of the weight matrices of linear layers, by the config key, or product of keys, that sets each."""
         return {
             "hidden_size": self.hidden_size,
             "num_attention_heads x head_dim": self.num_attention_heads * self.head_dim,

@@ -70,7 +70,7 @@ def drop_removed(values: dict[str, Any]) -> None:
 class _Found(NamedTuple):
     """A removed key found in a config.
 
-    place: name of its section. own: keys and values of the section. key: the key's name there. gone: why it was removed.
+    place: dotted name of its section, "" at the top. own: the section's keys and values. key: its name. gone: default, reason.
     """
 
     place: str

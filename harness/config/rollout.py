@@ -86,7 +86,7 @@ class RolloutConfig(Strict):
     staleness: Annotated[int, Field(ge=0, le=10**6)] = 0
     """Age of the weights that sample, in steps behind the weights being trained."""
     partial_tokens: Count | None = None
-    """Maximum tokens of a response that are sampled per step. A later step continues the response by the weights of that step.
+    """Maximum tokens of a response that are sampled per step. A later step continues the response with its own weights.
     null: no maximum."""
     filter: FilterConfig = FilterConfig()
 
@@ -111,7 +111,7 @@ class RolloutConfig(Strict):
         return self
 
     def _check_parts(self) -> None:
-        """Raise ValueError if another key forbids `partial_tokens`, or if kv_at_sync=salt needs a value and there is none."""
+        """Raise ValueError if another key forbids `partial_tokens`, or if it is null although kv_at_sync=salt needs it."""
         if self.partial_tokens is None:
             if self.engine.params.get("kv_at_sync") == "salt":
                 raise ValueError(

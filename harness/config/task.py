@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from harness.config.base import Count, PluginConfig, Probability, Strict, name_of
 
 MOST_TARGETS = 100
-"""Largest modulus of task=chain with choices above 1, whose prompts also contain a target."""
+"""Largest modulus of task=chain with choices above 1. Prompts then have a target too, so there are up to modulus³ of them."""
 
 
 class ChainConfig(Strict):
@@ -54,7 +54,7 @@ class TextConfig(Strict):
     prompt: str
     """Key of the prompt in each JSON object. The prompt is a string, or a list of chat messages."""
     verifier: str
-    """Function that gives the reward of a response: a name, or `package.module:function` of (response, record)."""
+    """Function (response, JSON object of the prompt) that returns the reward: a name, or `package.module:function`."""
     instruction: str
     """Text after each prompt that is a string."""
     chat: bool
@@ -85,7 +85,7 @@ class SumsConfig(Strict):
     digits: Annotated[int, Field(gt=0, le=18)]
     """Maximum number of digits of a number in a sum."""
     terms: Annotated[int, Field(ge=2, le=100)]
-    """Count of numbers in a sum."""
+    """Number of terms in a sum."""
     train: Annotated[int, Field(gt=0, le=10**6)]
     """Number of prompts for RL, all different, and the same for every seed of a run."""
     held_out: Annotated[int, Field(gt=0, le=10**6)]
@@ -152,7 +152,7 @@ class ReasoningGymConfig(Strict):
     dataset: str
     """Name of a data set of reasoning-gym, such as basic_arithmetic."""
     params: dict[str, Any]
-    """Keys of the data set's own config, such as max_terms of basic_arithmetic. Keys left out have its defaults."""
+    """Keys of the data set's own config, such as max_terms of basic_arithmetic. Keys left out have their defaults."""
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)]
     """Seed of the data set, the same for every seed of a run."""
     train: Annotated[int, Field(gt=0, le=10**6)]

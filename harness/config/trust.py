@@ -1,4 +1,4 @@
-"""Code named by a recorded config. A run folder from elsewhere may name any code, so importing it needs the option `--trust`."""
+"""Refuses code that a recorded config names, except with `--trust`, since a config from elsewhere may name any code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from harness.errors import UserError
 
 
 def plugin_names(config: Config) -> dict[str, str]:
-    """Map each config key that can name a plug-in to the name, in a registry or as `package.module:attribute`; "" for none."""
+    """Map each config key that can name a plug-in to its value: registered name, `package.module:attribute`, or "" for none."""
     filters = {name: part for name, part in config.correction.reject.items() if isinstance(part, Plugin)}
     return {
         "task.name": config.task.name,
@@ -23,6 +23,6 @@ def plugin_names(config: Config) -> dict[str, str]:
 
 
 def refuse_code(names: dict[str, str], origin: object) -> None:
-    """Raise UserError if any of `names` (by config key) is `package.module:attribute`, which would be imported."""
+    """Raise UserError if any of `names`, by config key, is code: `package.module:attribute`. origin: file with the names."""
     if code := [f"{key}={name}" for key, name in names.items() if ":" in name]:
         raise UserError(f"{origin}: would import {', '.join(code)}; add --trust if you trust whoever wrote it")

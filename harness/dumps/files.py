@@ -18,8 +18,8 @@ from harness.files import replacing
 def write(path: Path, columns: Mapping[str, np.ndarray]) -> None:
     """Write one training batch as one row group, replacing `path` atomically. columns: padded arrays, as for `tabulate`.
 
-    The folder of `path` is made if it is missing, but not those above it: a run that was moved away gets no second folder. Raises
-    FileNotFoundError then.
+    The folder of `path` is made if it is missing. If the folder above is missing too, FileNotFoundError is raised, because a
+    run that was moved away must get no second folder.
     """
     table = tabulate(columns).replace_schema_metadata({VERSION_KEY: str(VERSION)})
     path.parent.mkdir(exist_ok=True)
@@ -63,7 +63,7 @@ def unpadded(tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 def _nested(ids: np.ndarray) -> pa.Array:
-    """Convert expert ids to list<fixed_size_list<fixed_size_list<integer>>>, nested as positions, layers, experts."""
+    """Convert expert ids [B, L, layers, k] to nested lists: positions, layers, experts. Positions not computed are left out."""
     computed = ids[:, :, 0, 0] != np.iinfo(ids.dtype).max
     values = ids[computed]
     layers = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), ids.shape[3])
@@ -72,7 +72,7 @@ def _nested(ids: np.ndarray) -> pa.Array:
 
 
 def _token_sets(bits: np.ndarray, used: np.ndarray) -> pa.Array:
-    """Convert sampling masks to list<int32> of token ids, for the used tokens. Only one response is in memory at a time."""
+    """Convert sampling masks [B, T, bytes] to list<int32> of ids per `used` token. Responses are unpacked one by one."""
     ids, sizes = [], [np.zeros(1, np.int64)]
     for row, own in zip(bits, used, strict=True):
         places, tokens = np.unpackbits(row[own], axis=-1, bitorder="little").nonzero()
@@ -85,7 +85,7 @@ def _token_sets(bits: np.ndarray, used: np.ndarray) -> pa.Array:
 def read(path: Path, aliases: Mapping[str, str] | None = None) -> Iterator[pa.Table]:
     """Iterate over the row groups of a parquet file. Columns outside the schema are left out.
 
-    aliases: another program's name of a column → the name in COLUMNS, used if a file has only the former. Raises UserError on
+    aliases: another program's name of a column -> the name in COLUMNS, used if a file has only the former. Raises UserError on
     a file that is truncated, not parquet, of a later schema version, or has columns of wrong types.
     """
     if path.exists() and not path.is_file():  # to open a pipe may take for ever

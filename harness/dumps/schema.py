@@ -71,9 +71,9 @@ class Problem(NamedTuple):
 class DumpedResponses(NamedTuple):
     """Responses of a dump as flat arrays. Response i has the values at offsets[i]:offsets[i+1]. Absent columns are None.
 
-    mask bool, logp_*, entropy and advantages float32 or float64 (nats), version, segments and tokens int64: one value per
-    token, [n].
-    step, group, minibatch int64 and reward float64: one per response, [N].
+    Columns with one value per token, [n], are: mask, bool; logp_* and entropy in nats, and advantages, float32 or float64;
+    version, segments and tokens, int64. Columns with one value per response, [N], are: step, group and minibatch, int64;
+    reward, float64. offsets: int64 [N + 1].
     """
 
     offsets: np.ndarray
@@ -213,7 +213,7 @@ def _lengths(table: pa.Table, name: str) -> np.ndarray:
 
 
 def _flat(table: pa.Table, name: str) -> np.ndarray:
-    """All values of a list column as one array. Null becomes NaN in a float column."""
+    """All values of a list column as one array. Null becomes NaN among floats, −1 among integers, False among booleans."""
     values = pc.list_flatten(table[name])
     if values.null_count and not pa.types.is_floating(values.type):
         values = values.fill_null(pa.scalar(False if pa.types.is_boolean(values.type) else -1, values.type))
