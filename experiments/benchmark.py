@@ -32,15 +32,17 @@ from harness.yaml_file import read_yaml
 SEEDS = STUDIED[:3]
 """Training seeds of a benchmark: the first three seeds of the study of the verdict (docs/decision.md)."""
 UNCORRECTED = ("correction=none", "diagnostics.changed_weights=false")
-"""Config overrides of the exact control, a run without mismatch. The diagnostic that some sources of mismatch turn on is off.
-So regimes on one bed share a control, which has one config digest."""
+"""Config overrides of the exact control, a run without mismatch. diagnostics.changed_weights, which some sources of mismatch
+turn on, is off, so that all regimes on one bed share one control."""
 BED = ("seed", "steps", "task", "model", "warmstart", "rollout", "evaluation", "collapse")
-"""Config sections that a regime (model, task, mismatch) fixes. Benchmark entries that changed one could not be compared."""
+"""Config sections that a regime (model, task, mismatch) fixes. No benchmark entry may change one, because its runs would then
+differ from those of other entries in more than the entry."""
 PLAIN = {"loss": "pg", "advantage": "reinforce", "correction": "none"}
-"""Config group -> the option whose keys a benchmark entry's own function or YAML file changes."""
+"""Option, by config group, that is composed first if a benchmark entry gives its own function or YAML file for the group. The
+entry then changes keys of this option."""
 
 Regimes = Mapping[str, Sequence[str]]
-"""Name of a regime (model, task and source of mismatch) -> the config overrides that choose it."""
+"""Config overrides that choose each regime (model, task and source of mismatch), by the regime's name."""
 
 
 class Planned(NamedTuple):
@@ -61,7 +63,7 @@ def of_study(regime: Regime) -> list[str]:
 
 
 def read_regimes(file: Path) -> dict[str, list[str]]:
-    """Read regimes (tasks with a mismatch) from YAML: name -> overrides, a text or a list. Raises UserError on other content."""
+    """Read regimes (tasks with a mismatch) from YAML: name -> list of override words. Raises UserError on other content."""
     content = read_yaml(file)
     if not isinstance(content, dict) or not content:
         raise UserError(f'{file}: holds no regimes; write NAME: "+regime/bed=dense +regime/source=int8", one a line')
@@ -128,7 +130,7 @@ def plan(entry: str, words: Sequence[str], regimes: Regimes, seeds: Collection[i
 
 
 def _remove_source(values: dict[str, Any]) -> None:
-    """Change a composed config into that of the exact control, without mismatch. Of rollout.engine only noise_seed is kept."""
+    """Change a composed config in place to that of the exact control (no mismatch). rollout.engine keeps only noise_seed."""
     engine = values["rollout"]["engine"]
     values["rollout"]["engine"] = {key: engine[key] for key in engine if key == "noise_seed"}
     for key, neutral in EXACT.items():

@@ -33,13 +33,13 @@ ARMS = {
     "fresh": "synthetic error, fresh",
     "fixed": "synthetic error, fixed",
 }
-"""Kind of run, set up by +experiment=demo/KIND -> its name in the demo's table."""
+"""Name of each arm in the demo's table. The key of an arm is the ARM of its +experiment=demo/ARM."""
 EARLY = 20
 """Number of steps at the start of a run whose median K3 the demo's table shows."""
 
 
 class End(NamedTuple):
-    """Results of runs that differ only in seed: median early K3 in nats per token, mean last held-out reward of each policy."""
+    """Results over an arm's seeds: median early K3 in nats per token, mean of each policy's last LAST held-out rewards."""
 
     k3: float
     trainer: float

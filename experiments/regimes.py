@@ -50,7 +50,7 @@ PLANNED = {
     "stale_2": ("dense_half", "ppo", "long32"),
     "partial": ("ppo", "moe", "long20"),
 }
-"""Source of mismatch -> the beds (models with task, learning rate and loss) on which it is planned to run, EACH per source."""
+"""The EACH beds (models with task, learning rate and loss) on which each source of mismatch is planned to run, by source."""
 EACH = 3
 """Number of beds (models with a task) per source of mismatch: on one, rules for choosing a correction are tuned, on the
 others they are scored."""
@@ -63,7 +63,8 @@ them."""
 STARTS = ("dense", "moe", "long20", "long32")
 """One bed (model, task, learning rate and loss) for each kind of warm start. Several beds may share a warm start."""
 SOLVED, KEPT = 0.2, 400
-"""Bounds of a warm start from which RL can begin: minimum solve rate, and minimum number of prompts neither too easy nor hard."""
+"""Bounds of a warm start from which RL can begin: minimum share of solved prompts, and minimum number of usable prompts, which
+are neither too easy nor too hard."""
 SWEEP = "verdict_admission"
 FOLDER = Path("experiments/study/verdict/admission")
 STARTS_FILE = FOLDER.parent / "starts.csv"
@@ -160,10 +161,10 @@ def _sources() -> dict[str, dict[str, Any]]:
 
 
 def starts(seeds: Collection[int], beds: Collection[str] = STARTS, file: Path | None = None) -> pd.DataFrame:
-    """Make the warm starts of `seeds`, and record each in `file`. A seed's first unfit start is its last. Returns the table.
+    """Make the warm starts of `seeds`, and record each in `file`. After an unfit start a seed's other beds are skipped.
 
-    A row per seed and bed: seed, bed, rate (share of solved prompts), kept (usable prompts), fit (rate ≥ SOLVED, kept ≥ KEPT).
-    file: None for STARTS_FILE, the record of the study of the verdict.
+    Returns the record, a row per seed and bed: seed, bed, rate (share of solved prompts), kept (number of usable prompts), fit
+    (rate ≥ SOLVED and kept ≥ KEPT). file: None for STARTS_FILE, the record of the study of the verdict.
     """
     file = STARTS_FILE if file is None else file
     table = pd.read_csv(file) if file.is_file() else pd.DataFrame()

@@ -24,13 +24,13 @@ from harness.tasks import PAD
 
 FOLDER = Path(__file__).parents[1] / "faultline" / "example"
 ARMS = {"bf16": "bf16", "fp8": "fp8_channel"}
-"""Name of a sound dump's file -> precision, one of ARMS in `experiments.gpu_check.model`, that samples its responses."""
+"""Precision that samples the responses of each sound dump, a key of `gpu_check.model.ARMS`, by the name of the dump's file."""
 RAW, TEMPERATURE = "raw", 0.6
 """Name of the faulty dump's file, and the temperature of its sampler and trainer."""
 
 
 def logged_raw(policy: Policy) -> Scored:
-    """Responses of vLLM in BF16 at TEMPERATURE, logged before the temperature; the trainer's log-probabilities are after it."""
+    """Responses of vLLM in BF16 at TEMPERATURE. Its log-probabilities are from before the temperature, the trainer's after."""
     sampling = Sampling(temperature=TEMPERATURE, stop=policy.task.stop)
     context = policy.prompts.shape[1] + policy.size.answer
     engine = RawVllm(policy.net.config, formats("bf16"), sampling, context=context, kv_cache_gib=KV_CACHE_GIB)
@@ -44,7 +44,7 @@ def logged_raw(policy: Policy) -> Scored:
 
 
 def main(names: list[str]) -> None:
-    """Write the example's dumps of these names, by default all, into FOLDER, a parquet file each."""
+    """Write the example's dumps into FOLDER, a parquet file each. names: of the files, without suffix; if empty, all."""
     for name in names or [*ARMS, RAW]:
         policy = Policy(Size(responses=256 if name == RAW else 512, answer=64))
         scored = logged_raw(policy) if name == RAW else policy.scored("vllm", ARMS[name])

@@ -76,7 +76,7 @@ def measure(config: Config) -> dict[str, Measured]:
 
 
 def precision(name: str) -> PrecisionConfig:
-    """The config section of a rollout precision, by its name."""
+    """The config section of the rollout precision `name`, an option of rollout/precision."""
     return parse(compose(f"rollout/precision={name}")).rollout.precision
 
 
@@ -124,7 +124,7 @@ def recorded(engine: LocalEngine, prompts: Tensor, tokens: Tensor) -> tuple[tupl
 def example(result: Measured) -> tuple[Tensor, Tensor]:
     """Return the last router's probabilities [experts] in trainer and engine at one token for which they pick different experts.
 
-    Of all such tokens it is the median one by the largest change of a probability.
+    The token is the median of all such tokens, ordered by their largest change of a probability. A token picks two experts.
     """
     ours, theirs = result.probabilities[-1]
     sets = [p.topk(2, dim=-1).indices.sort(-1).values for p in (ours, theirs)]

@@ -31,7 +31,8 @@ KEYS = ["policy", *ARM, "seed"]
 LATER = {45, 46, 47}
 """Further seeds of the exact control and of the kinds of runs in list 9 of docs/study.md."""
 PERSISTENT = 0.5
-"""Correlation of the log ratios over 20 weight syncs above which a precision is compared only with noise that stays the same."""
+"""Correlation of the tokens' log ratios (log π − log μ) before and after 20 weight syncs. Above it a precision counts as
+persistent: it is compared only with runs whose injected noise is the same at every sync."""
 START = 0.484375
 """Held-out reward, at step 0 of long.csv, of the supervised policy from which the study's runs on its base task begin."""
 
@@ -39,7 +40,7 @@ START = 0.484375
 def arm(
     precision: str = "fp32", noise: float = 0.0, persistence: float = 0.0, correction: str = "none", setting: str = "base"
 ) -> str:
-    """Name the runs that are alike but for the seed. setting: their difference from the study's base, such as a loss or task."""
+    """Name of an arm. setting: its difference from the study's base, such as a loss or task. noise: its relative size."""
     noisy = f"noise {noise:g}, persistence {persistence:g}" if noise else ""
     return ", ".join(filter(None, [setting.replace("base", ""), precision, noisy, correction.replace("none", "")]))
 
@@ -63,7 +64,7 @@ def remedied(persistence: float, corrections: tuple[str, ...]) -> Pairs:
 
 
 def continued(setting: str) -> dict[str, tuple[str, str]]:
-    """The planned comparisons under one difference from the base, such as a loss: name -> (names of runs, of reference runs)."""
+    """The planned comparisons (arm, reference arm), by name, under one difference from the study's base, such as a loss."""
     control, fresh, fixed = arm(setting=setting), noisy(0.2, 0, setting=setting), noisy(0.2, 1, setting=setting)
     truncated = noisy(0.2, 1, "token-truncate", setting)
     return {"harm": (fixed, control), "fresh": (fresh, control), "persistence": (fixed, fresh), "remedy": (truncated, fixed)}
@@ -112,10 +113,11 @@ def setting(config: dict[str, Any]) -> str:
 
 
 def endpoints(sweep: Path) -> pd.DataFrame:
-    """Table with a row per finished run and policy: policy, setting of the run, seed, reward, k3, measured, outcome.
+    """Table with a row per finished run and policy: KEYS (policy, seed and the arm's parts), reward, k3, measured, outcome.
 
     reward: mean of the last three held-out evaluations. k3: nats per token. measured: correlation of the log ratios over 20
-    syncs. Unfinished runs are left out, even after a collapse.
+    syncs. k3 and measured are medians over steps. Unfinished runs are left out, even after a collapse. Raises UserError if two
+    runs have equal KEYS.
     """
     results = load(sweep)
     finished = results.runs.index[results.runs.state.isin(FINISHED)]
@@ -145,7 +147,7 @@ def named(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def arms(runs: pd.DataFrame) -> pd.DataFrame:
-    """The table for display, a row per set of runs with every seed: K3, persistence, and rewards of both policies by seed."""
+    """The table for display, a row per arm with all its seeds: K3, persistence, rewards of both policies by seed, collapses."""
     rows = []
     for _, part in PLAN.complete(named(runs)).groupby(ARM):
         measured = part.measured.dropna()  # none where every ratio is exactly 1
@@ -159,7 +161,7 @@ def arms(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def points(runs: pd.DataFrame) -> pd.DataFrame:
-    """K3 (the dose) and reward (the response) of runs with all seeds and the base loss, task, steps: a row per run and policy."""
+    """Rows of arms with all their seeds and the base loss, task and steps, with the columns that `dose.curves` reads."""
     own = PLAN.complete(named(runs))
     own = own[own.setting == "base"].rename(columns={"reward": "response"})
     return own.assign(loss="pg", setting="", control=own.arm == CONTROL)
@@ -192,7 +194,7 @@ def placed(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def shares(runs: pd.DataFrame) -> pd.DataFrame:
-    """The cost of each mismatch without correction as a share of the control's gain: a row per mismatch with every seed.
+    """The cost of each mismatch without correction as a share of the control's gain: a row per arm with all its seeds.
 
     cost = (control − arm)/(control − START), with the mean final held-out rewards of the exact control (no mismatch) and of the
     runs with the mismatch (arm). Its interval is Welch's 95 % interval of the difference over that gain, without the gain's own

@@ -30,13 +30,13 @@ NAMES = {
     ("sequence-truncate", 1.0): "with sequence truncation",
     ("sequence-mask", 1.0): "with a sequence mask",
 }
-"""(correction, noise: 0 if redrawn at each sync, 1 if kept) of a curve -> its label, in the order of the colours."""
+"""Labels of the curves, by (correction, noise: 0 if redrawn at each sync, 1 if kept), in the order of the colours."""
 BESIDE = {"fp8_tensor": (-48, -16), "fp8_block": (-48, -29), "nvfp4": (-48, -46), "nvfp4_w4a4": (-48, -30)}
-"""Precision -> offset (x, y), in points, from its marker to its label, if it costs reward. A thin line joins the two."""
+"""Offset (x, y), in points, from the marker of a precision that costs reward to its label. A thin line joins the two."""
 ABOVE = (0, 7)
 """Offset (x, y), in points, from a marker to the label above it."""
 LONG = {(0.0, 0.0): "black", (0.2, 0.0): series(0)["color"], (0.2, 1.0): series(1)["color"]}
-"""(relative size of the noise, 0 if redrawn at each sync or 1 if kept) in runs of 2,800 steps -> colour of their line."""
+"""Colours of the runs of 2,800 steps, by their noise: (its relative size, 0 if redrawn at each sync or 1 if kept)."""
 SMOOTHED = 5
 """Number of evaluations in a running mean. Five evaluations are 100 steps."""
 FINDING = "A rollout error that persists costs the checkpoint more than one that is redrawn"
@@ -45,7 +45,7 @@ POLICIES = {OWN: "trainer's own policy", SAMPLING: "sampling policy"}
 
 
 def main(folder: Path, out: Path) -> None:
-    """Draw three figures from endpoints.csv and long.csv in `folder`: reward over K3, over steps, and by persistence of noise."""
+    """Draw the three figures of the second study into `out`, from endpoints.csv and long.csv in `folder`."""
     out.mkdir(parents=True, exist_ok=True)
     _doses(folder).savefig(out / "second.png", dpi=150)
     long = pd.read_csv(folder / "long.csv")

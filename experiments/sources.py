@@ -105,7 +105,7 @@ def commands(number: int, chosen: Collection[int], done: Collection[tuple[str, s
 
 
 def names(chosen: Collection[int]) -> dict[str, tuple[str, str]]:
-    """Config digest of each planned run -> (name of its model and task, its source of mismatch). chosen: seeds."""
+    """The (model and task, source of mismatch) of each planned run, by its config digest. chosen: seeds."""
     found = {}
     for bed, source, seed in product(BEDS, ("exact", *MAPPED), chosen):
         given = f"+regime/bed={bed}", f"+regime/source={source}", f"seed={seed}", CHANGED
@@ -172,7 +172,7 @@ task and seed. Holm's adjustment covers all comparisons of one policy, trainer's
 
 
 class Question(NamedTuple):
-    """A question, answered yes if `endpoint` is higher under mismatch `source` than under `reference`; lower if not `above`."""
+    """A question: is `endpoint` higher, or if not `above` lower, under the mismatch `source` than under `reference`?"""
 
     words: str
     endpoint: str

@@ -1,7 +1,7 @@
 """Tables of the study in which a real model learns sums: `python -m experiments.sums FOLDER [SWEEP]`.
 
 The plan is in docs/study.md, "A real model learns sums". If a sweep is given, FOLDER/endpoints.csv is written first, with a row
-per run. FOLDER/table.md has a table of the kinds of runs and one of the comparisons.
+per run. FOLDER/table.md has a table of the arms and one of the comparisons.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WITHIN = 0.1
 BF16, FP8 = "bf16 ppo", "fp8_channel ppo"
 ARMS = [arm + correction for arm in (BF16, FP8) for correction in ("", " token-truncate")]
 START = ", at its start"
-"""Suffix of the name of a kind of run: its reward before the first step then serves as the reference of a comparison."""
+"""Suffix of an arm's name. The name with it stands for the arm's rewards before the first step, the reference of H10."""
 
 
 def within(differences: np.ndarray) -> np.ndarray:
@@ -65,7 +65,7 @@ def endpoints(sweep: Path) -> pd.DataFrame:
 
 
 def by_arm(runs: pd.DataFrame) -> pd.DataFrame:
-    """The table for display: a row per kind of run, with its rewards by seed, their mean, K3 and seconds per step."""
+    """The table for display: a row per arm, with its rewards by seed, their mean, K3 and seconds per step."""
 
     def each(values: pd.Series) -> str:
         return " ".join(f"{value:.3f}" for value in values) + f" ({values.mean():.3f})"
@@ -85,7 +85,7 @@ def by_arm(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def compared(runs: pd.DataFrame) -> pd.DataFrame:
-    """The planned comparisons of two kinds of runs, by hypothesis, for display. Raises UserError if a kind has no run.
+    """The planned comparisons of two arms, by hypothesis, for display. Raises UserError if an arm has no run.
 
     Columns: hypothesis, arm, against (the reference), difference (mean, minimum and maximum over seeds), and holds (in how many
     seeds the hypothesis holds).

@@ -38,7 +38,7 @@ ARMS = {
     "fp8 sequence": f"rollout/precision=fp8_channel {SEQUENCE}",
     "bf16": "rollout/precision=bf16",
 }
-"""Arm (rollout precision and correction) -> its config overrides, in the order of a list of commands."""
+"""Config overrides of each arm (rollout precision and correction), in the order of a list of commands."""
 SEEDS = tuple(range(201, 209))
 """Seeds of the study of real text, one for each list of commands."""
 STEPS, LONG = 40, 150
@@ -48,9 +48,9 @@ EVALUATIONS, TRAINED = 3, 10
 MARGIN = 0.05
 """Reward by which a precision with a correction may be below its reference and still count as no worse."""
 POLICIES = {"trainer": "eval/reward", "sampler": "eval/rollout_reward"}
-"""Policy that is judged, trainer's or rollout engine's -> metric of its held-out reward."""
+"""Metric of the held-out reward of each judged policy, the trainer's and the rollout engine's."""
 QUESTIONS = {"held_out/own": "trainer", "held_out/rollout": "sampler"}
-"""Key of a run's questions.jsonl, which holds rewards by prompt -> policy that is judged by them."""
+"""Policy that is judged by the rewards under each key of a run's questions.jsonl, which holds rewards by prompt."""
 KEY = ["arm", "seed"]
 
 
@@ -153,7 +153,7 @@ there. Persistence is that over 20 syncs at the same learning rate, 1e-5 (RESULT
 
 
 def predictions(rules: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """A row per judged policy and rule: the correction that it chooses under FP8. rules: policy -> its part of rules.json."""
+    """A row per judged policy and rule: the arm that the rule chooses under FP8. rules: content of rules.json."""
     rows = []
     for policy, frozen in rules.items():
         named = verdict_study.rules(verdict_study.Cutoffs(**frozen["v2"]), frozen["best"])

@@ -44,11 +44,11 @@ ARMS = {
     "mask": "sequence_mask",
     "geometric": "geometric_token_mask",
 }
-"""Correction in the study of the verdict -> its preset. A setting that a verdict proposes has a name such as "token 1.03"."""
+"""Presets of the corrections in the study, by arm. A setting that only a verdict proposes has a name such as "token 1.03"."""
 POLICIES = {"trainer": "", "sampler": "rollout_"}
-"""Policy deployed after training (trainer's weights or rollout engine's) -> prefix in its metric, as in eval/rollout_reward."""
+"""Prefix in the metrics of each policy that may be deployed, trainer's or rollout engine's, as in eval/rollout_reward."""
 EARLY = 20
-"""Number of steps at a run's start from whose mismatch a correction may be chosen, and the run's cost and harm predicted."""
+"""Number of first steps of a run. From these steps a rule chooses a correction, and the harm of a mismatch is predicted."""
 HARMED = 0.25
 """Smallest loss of reward, as a share of the gain of the run without mismatch, that the forecast counts as harm."""
 MARGIN = 0.02
@@ -126,8 +126,8 @@ def arm_of_verdict(verdict: Mapping[str, Any]) -> str:
 def ask(results: Results, known: pd.DataFrame) -> pd.DataFrame:
     """Run `faultline replay` on the dump of step 0 of each uncorrected run. Runs with a row in `known` are skipped.
 
-    Returns a row per run: regime (task with a mismatch), seed, arm (the proposed correction), need (whether a correction is
-    needed), k3 in nats per token, and mean tokens of a response.
+    Returns `known` with a row more per run asked: regime (task with a mismatch), seed, arm (the proposed correction), need (a
+    value of `faultline.tools.replay.verdict.Need`), k3 in nats per token, and mean tokens of a response.
     """
     rows = known.to_dict("records")
     asked = set(zip(known.regime, known.seed, strict=True))
@@ -174,11 +174,11 @@ def _bare(correction: Mapping[str, Any]) -> tuple:
 def endpoints(results: Results, named: Callable[[Mapping[str, Any]], tuple[str, str, str]] | None = None) -> pd.DataFrame:
     """The endpoints of the study of the verdict: a table with a row per finished run and policy.
 
-    named: recorded config -> (bed, source, arm); by default as in docs/decision.md. Columns: bed (model and task), source (of
-    mismatch), arm (correction), seed, policy, outcome. start: the first held-out reward. end, train: means of the last LAST
-    evaluations on held-out and on training prompts. onset: step of a collapse. k3, ess (of the sequence weights), identity
-    (|mean ratio − 1|), gradient (norm): medians of the first EARLY steps. tokens: mean tokens of a response in these steps.
-    persistence_k: the first measured correlation of the log ratios over k syncs.
+    named: function from a recorded config to (bed, source, arm); by default as in docs/decision.md. Columns: bed (model and
+    task), source (of mismatch), arm (correction), seed, policy, outcome. start: the first held-out reward. end, train: means of
+    the last LAST evaluations on held-out and on training prompts. onset: step of a collapse. k3, ess (of the sequence weights),
+    identity (|mean ratio − 1|), gradient (norm): medians of the first EARLY steps. tokens: mean tokens of a response in these
+    steps. persistence_k: the first measured correlation of the log ratios over k syncs, for k = 1, 5 and 20.
     """
     medians = {"k3": "rollout_corr/k3_kl", "ess": "mismatch/ess_sequence", "gradient": "actor/grad_norm"}
     rows = []
@@ -201,11 +201,11 @@ def endpoints(results: Results, named: Callable[[Mapping[str, Any]], tuple[str, 
 
 
 RUN = ["bed", "source", "arm", "seed", "policy"]
-"""Columns that identify a row of endpoints.csv: the judged policy of a run."""
+"""Columns that identify a row of endpoints.csv. A row is about one run and one policy that it is judged by."""
 
 
 def added(known: pd.DataFrame, more: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
-    """Append to `known` the rows of `more` whose values in `columns` are new. Known rows stay unchanged."""
+    """Add to `known` the rows of `more` with new values in `columns`, and sort by `columns`. Known rows stay unchanged."""
     new = more[~more.set_index(columns).index.isin(known.set_index(columns).index)] if len(known) else more
     return pd.concat([known, new], ignore_index=True).sort_values(columns, ignore_index=True)
 
@@ -216,7 +216,7 @@ def done(runs: pd.DataFrame) -> Runs:
 
 
 QUESTIONS = {"held_out/own": "trainer", "held_out/rollout": "sampler"}
-"""Key of questions.jsonl with rewards of held-out prompts -> policy that earned them: trainer's weights or rollout engine's."""
+"""Policy, trainer's or rollout engine's, that earned the rewards of held-out prompts, by their key in questions.jsonl."""
 
 
 def questions(results: Results) -> pd.DataFrame:
@@ -246,16 +246,16 @@ GRID = [
 
 
 def rules(v2: Rule, best: str) -> dict[str, Rule]:
-    """Name -> rule, a function from the measurements of an uncorrected run to a correction. v2: the rule with tuned cut-offs.
+    """The compared rules by name. A rule is a function from the measurements of an uncorrected run to a correction.
 
-    best: the correction of the rule "best constant".
+    v2: the rule with tuned cut-offs. best: the correction of the rule "best constant".
     """
     always = {f"always {arm}": constant(arm) for arm in ARMS}
     return always | {"verdict": lambda seen: seen.verdict, "v2": v2, "best constant": constant(best)}
 
 
 def seen(runs: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
-    """Table of what is measured before a correction is chosen, by (regime, seed): a row per uncorrected run with a verdict."""
+    """Table with a row per uncorrected run with a verdict, by (regime, seed). Column `seen`: what a rule chooses from."""
     plain = runs[(runs.arm == "none") & (runs.source != "exact") & (runs.policy == "trainer")]
     plain = plain.assign(regime=plain.bed + "/" + plain.source)
     both = plain.merge(verdicts[["regime", "seed", "arm"]].rename(columns={"arm": "verdict"}), on=["regime", "seed"])
@@ -268,7 +268,7 @@ def seen(runs: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
 
 
 def gains(runs: pd.DataFrame) -> pd.Series:
-    """Bed (model, task, learning rate, loss) -> gain of its exact control in mean held-out reward of the trainer's policy."""
+    """Gain of each bed's exact control in mean held-out reward of the trainer's policy, by bed (model, task, lr, loss)."""
     control = runs[(runs.source == "exact") & (runs.arm == "none") & (runs.policy == "trainer")].groupby("bed")
     return control.end.mean() - control.start.mean()
 
@@ -276,8 +276,8 @@ def gains(runs: pd.DataFrame) -> pd.Series:
 def regrets(runs: pd.DataFrame, about: pd.DataFrame, policy: str, named: Mapping[str, Rule]) -> pd.DataFrame:
     """Table with a row per regime and rule for choosing a correction: arm (the rule's name), regime, policy, regret, and share.
 
-    A regime is a task with a mismatch. regret: reward lost against the regime's best correction. share: regret as share of the
-    gain of runs without mismatch. about: from `seen`. Raises UserError if a run that a rule chooses is missing.
+    A regime is a task with a mismatch. regret: reward lost against the regime's best correction, chosen on other seeds. share:
+    regret as share of the gain of runs without mismatch. about: from `seen`. Raises UserError if runs are missing.
     """
     gain, rows = gains(runs), []
     for (bed, source), part in runs[(runs.policy == policy) & (runs.source != "exact")].groupby(["bed", "source"]):
@@ -299,7 +299,7 @@ def regrets(runs: pd.DataFrame, about: pd.DataFrame, policy: str, named: Mapping
 
 
 def tuned(runs: pd.DataFrame, about: pd.DataFrame, policy: str) -> tuple[Cutoffs, str]:
-    """Return the cut-offs of GRID, and the fixed correction of ARMS, that each lose the least reward. Ties go to the first."""
+    """Return the cut-offs of GRID, and the fixed correction of ARMS, with the least mean `share`. Ties go to the first."""
     candidates: dict[str, Rule] = {str(i): cut for i, cut in enumerate(GRID)}
     candidates |= {arm: constant(arm) for arm in ARMS}
     means = regrets(runs, about, policy, candidates).groupby("arm").share.mean().round(12)
@@ -320,9 +320,9 @@ PLANS = {
     "below": _plan("share", BELOW, difference_p),
     "equivalent": _plan("regret", BELOW[:1], partial(equivalent_p, margin=MARGIN)),
 }
-"""Claim -> planned comparisons of the reward that two rules for choosing a correction lose, paired by held-out regime (task with
-a mismatch). below: the first loses less; beside a small p the difference must be negative. equivalent: they differ by less than
-MARGIN. Holm's adjustment covers the four comparisons of a policy, of both claims together."""
+"""Planned comparisons of the reward that two rules for choosing a correction lose, by claim. A pair is a held-out regime (task
+with a mismatch). below: the first rule loses less; beside a small p the difference must be negative. equivalent: the losses
+differ by less than MARGIN. Holm's adjustment covers the four comparisons of a policy, of both claims together."""
 
 
 def claims(rows: pd.DataFrame) -> pd.DataFrame:
@@ -355,7 +355,7 @@ def without_a_source(rows: pd.DataFrame) -> pd.DataFrame:
 def tau(persistence: Mapping[int, float]) -> float:
     """τ = 1 + 2·Σ_{k=1..20} ρ_k, the factor by which a mismatch that persists outweighs one redrawn at each weight sync.
 
-    persistence: k -> ρ_k, the correlation of the log ratios over k syncs, for k = 1, 5 and 20. Other ρ_k are interpolated
+    persistence: ρ_k by k, the correlation of the log ratios over k syncs, for k = 1, 5 and 20. The others are interpolated
     linearly, from ρ_0 = 1 on.
     """
     lags = np.array([0, *sorted(persistence)])

@@ -42,10 +42,10 @@ ARMS: dict[str, tuple[str, ...]] = {
     **{f"staleness_{k}": ("rollout/precision=fp8_tensor", f"rollout.staleness={k}") for k in (1, 2, 4)},
     "partial": ("rollout/precision=fp8_tensor", "rollout.partial_tokens=5"),
 }
-"""Name of a kind of run without a fault -> config overrides of its runs."""
+"""Config overrides of each arm whose runs have no fault, by the arm's name."""
 
 
 def config(folder: Path, arm: str, seed: int, *more: str) -> Config:
-    """The config of a run of the kind `arm`. Its folder, named by a hash, is in `folder`/<seed>-<arm>. more: overrides."""
+    """The config of a run of `arm`, a key of ARMS. more: further overrides. The run's folder is in `folder`/<seed>-<arm>."""
     own = (f"run.root={folder}", f"run.sweep={seed}-{arm}", f"seed={seed}")
     return parse(compose(*BASE, *own, *ARMS[arm], *more))

@@ -25,12 +25,13 @@ SIZES: dict[str, tuple[float, ...]] = {
     "eos_trainer": (0.1, 0.5, 1.0),
     "eos_rollout": (0.1, 0.5, 1.0),
 }
-"""Name of an edited fault -> its tested sizes.
+"""Tested sizes of each edited fault, by the fault's name.
 
 rollout_zero, rollout_floor: share of tokens whose rollout log-probability becomes 0 or -1e9.
+log2, log10, swapped: without a size; all tokens are edited.
 shift, permuted, eos_*: share of responses that are edited.
-duplicates: share of rows that repeat another.
-prompt_fill: number of tokens before each response whose log-probabilities, the rollout's and the trainer's, are 0.
+duplicates: share of responses that are replaced by copies of others.
+prompt_fill: number of tokens put before each response. They count as response, and both their log-probabilities are 0.
 padding: number of tokens with log-probability 0 after the longest response; shorter responses are filled up to its length."""
 FLOOR = -1e9
 
@@ -84,7 +85,7 @@ def _permuted(batch: Batch, size: float, draws: torch.Generator) -> Batch:
 
 
 def _duplicates(batch: Batch, size: float, draws: torch.Generator) -> Batch:
-    """Replace the last rows, a share `size` of the batch, by copies of the first rows. The prompt numbers of the rows stay."""
+    """Replace the last rows, a share `size` of the batch, by copies of the rows before. Each row keeps its prompt number."""
     kept = max(1, round(len(batch.mask) * (1 - size)))
     index = torch.arange(len(batch.mask)) % kept
     prompt = batch.prompt

@@ -17,7 +17,7 @@ from harness.config import Config, parse
 
 SMOLLM2 = Path(__file__).parents[1] / "study" / "smollm2"
 STALE = {k: (f"rollout.staleness={k}", "actor.lr=1e-3") for k in (1, 4, 8)}
-"""Number of syncs by which the sampler's weights lag -> config overrides of a run whose dumps do not record this lag."""
+"""Config overrides of runs with old rollout weights, by the number of syncs that they lag, which the diagnosis is not told."""
 IN_VLLM = ("rollout/engine=vllm", "rollout/precision=bf16", "rollout.engine.kv_cache_gib=0.25")
 """Config overrides of a run whose responses vLLM samples."""
 
@@ -51,11 +51,11 @@ class Made(NamedTuple):
 
 
 Wanted = Callable[[Key], bool]
-"""Function from the key of a planned dump to whether the dump is to be made."""
+"""Function that says, by the key of a planned dump, whether to make the dump."""
 
 
 def recorded(wanted: Wanted) -> Iterator[Made]:
-    """Generate edited copies of the recorded dumps of SmolLM2: every edited fault at every size of `edits.SIZES`."""
+    """Generate the wanted edits of the recorded dumps of SmolLM2: every edited fault at every size of `edits.SIZES`."""
     for name in plan.RECORDED:
         own = read(SMOLLM2 / f"{name}.parquet")[0]
         precision = name.rpartition("-")[2]
@@ -66,7 +66,7 @@ def recorded(wanted: Wanted) -> Iterator[Made]:
 
 
 def chain(folder: Path, wanted: Wanted) -> Iterator[Made]:
-    """Generate dumps of a small policy on a toy task: without a fault, with every fault of `real` and `edits` at every size."""
+    """Generate the wanted dumps of a toy policy: without a fault, and with every fault of `real` and `edits` at every size."""
     for seed, shape in plan.CHAIN.items():
         config = _chain(folder, seed, shape)
         cases = [(fault, size) for fault, sizes in real.SIZES.items() for size in sizes]
@@ -82,7 +82,7 @@ def chain(folder: Path, wanted: Wanted) -> Iterator[Made]:
 
 
 def smollm2(model: str, wanted: Wanted) -> Iterator[Made]:
-    """Generate dumps of SmolLM2 in BF16: without a fault, with each fault of `real` at its middle size. model: its folder."""
+    """Generate the wanted dumps of SmolLM2 (folder `model`) in BF16: no fault, and each fault of `real` at its middle size."""
     for seed, shape in plan.SMOLLM2.items():
         config = _smollm2(model, shape)
         bed = None
@@ -93,7 +93,7 @@ def smollm2(model: str, wanted: Wanted) -> Iterator[Made]:
 
 
 def vllm(model: str, folder: Path, wanted: Wanted) -> Iterator[Made]:
-    """Generate dumps that vLLM samples: SmolLM2 and a small policy with each fault of `vllm.SIZES`, and RL runs in `folder`."""
+    """Generate the wanted dumps that vLLM samples: SmolLM2's, a toy policy's, and those of RL runs. Faults: `vllm.SIZES`."""
     for seed, shape in plan.VLLM_CHAIN.items():
         config = _chain(folder, seed, shape)
         faults = [fault for fault in in_vllm.SIZES if fault != "prefix"]  # its prompts are shorter than a block of the cache
@@ -108,7 +108,7 @@ def vllm(model: str, folder: Path, wanted: Wanted) -> Iterator[Made]:
 
 
 def runs(folder: Path, wanted: Wanted) -> Iterator[Made]:
-    """Generate the dumps of RL runs in `folder`: all dumps of runs without a fault, the last dumps of runs with old weights."""
+    """Generate the wanted dumps of RL runs in `folder`: all of runs without a fault, the last of each run with old weights."""
     for seed in plan.RUNS:
         yield from _stale(folder, "fp8_tensor", seed, wanted, "run")
         for arm in clean.ARMS:
@@ -116,9 +116,9 @@ def runs(folder: Path, wanted: Wanted) -> Iterator[Made]:
 
 
 def _stale(folder: Path, arm: str, seed: int, wanted: Wanted, source: str, overrides: tuple[str, ...] = ()) -> Iterator[Made]:
-    """Generate the last dump of each run in `STALE`, whose sampler uses old weights.
+    """Generate the last dump of each run of `STALE`, whose sampler uses old weights, if its key is wanted.
 
-    arm: kind of run, in `clean.ARMS`. source: that of the dump's key. overrides: further config overrides of the runs.
+    arm: key of `clean.ARMS`. source: that of the dump's key. overrides: further config overrides of the runs.
     """
     for k, lag in STALE.items():
         if wanted(key := Key(source, "stale", k, arm, seed)):
@@ -128,9 +128,9 @@ def _stale(folder: Path, arm: str, seed: int, wanted: Wanted, source: str, overr
 
 
 def _clean(folder: Path, arm: str, seed: int, wanted: Wanted, source: str, overrides: tuple[str, ...] = ()) -> Iterator[Made]:
-    """Generate the dumps of one run without a fault, one per dumped training step.
+    """Generate the wanted dumps of one run without a fault, one per training step in `clean.STEPS`.
 
-    arm: kind of run, in `clean.ARMS`. source: that of the dump's key. overrides: further config overrides of the run.
+    arm: key of `clean.ARMS`. source: that of the dump's key. overrides: further config overrides of the run.
     """
     keys = [Key(source, "clean", step, arm, seed) for step in clean.STEPS]
     if not any(map(wanted, keys)):

@@ -1,6 +1,6 @@
 """`python -m experiments.faults.picture OUT`: draw the confusion matrix of the recorded diagnoses into the file OUT.
 
-A row is an injected fault at the middle one of its tested sizes, or no fault. A column is an answer of the diagnosis.
+A row is an injected fault at the middle of its tested sizes, or no fault. A column is an answer of the diagnosis.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from experiments.faults.report import NAMES, read
 
 
 def confusion(frame: pd.DataFrame) -> pd.DataFrame:
-    """Number of dumps by injected fault, at its middle tested size (rows), and answer of the diagnosis (columns that occur)."""
+    """Numbers of dumps: a row per injected fault at its middle size (or "clean"), a column per answer of the diagnosis."""
     chosen = frame[frame["middle"] | (frame["fault"] == "clean")]
     order = ["consistent", *FAULTS.names(), "unknown"]
     table = pd.crosstab(chosen["fault"], chosen["said"])

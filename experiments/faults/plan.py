@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 HELD_OUT = {"head": "b", "adapter": "b", "min_p": "a"}
-"""Fault for which the diagnosis has no plug-in and no tuned threshold -> the question of docs/diagnosis.md that it concerns.
+"""Faults for which the diagnosis has no plug-in and no tuned threshold, each with its question of docs/diagnosis.md.
 
 a: are the logged numbers the sampler's? b: do sampler and trainer compute the same policy?
 
@@ -17,7 +17,7 @@ head: the sampler kept an older output head after a sync, as an engine does that
 sampler did not merge an update of low rank. min_p: the sampler omits improbable tokens, but logs probabilities as if it did not.
 The diagnosis of a held-out fault is right if it is "unknown", or names a fault of the same question."""
 FORMER = {"rope": "b", "bias": "a", "window": "b", "replica": "b"}
-"""Fault that an earlier plan left out and that has no plug-in -> its question (a or b), judged as in `HELD_OUT`.
+"""Faults without a plug-in that an earlier plan left out, each with its question (a or b). They are judged as in `HELD_OUT`.
 
 rope: the trainer's rotary base is too large, by up to the factor between models in use, 10,000 to 1,000,000. bias: the sampler
 adds a bias to some logits, and logs the probabilities without it. window: the trainer's attention has a sliding window that the
@@ -25,21 +25,22 @@ model does not have. replica: one of the sampler's engines missed its syncs. The
 draft, which the diagnosis is expected to call `sampler`."""
 
 SPENT = (*range(0, 1300),)
-"""Seeds on which rules and thresholds of the diagnosis were built and tried, or of an earlier plan. No planned dump has one."""
+"""Seeds of earlier plans, and seeds on which the diagnosis was built and tried. No planned dump has one of these seeds."""
 
 
 class Shape(NamedTuple):
-    """The size of the dumps of a seed: number of responses, and number of tokens of a response."""
+    """The size of the dumps of a seed: number of responses, and maximum number of tokens of a response."""
 
     responses: int
     tokens: int
 
 
 CHAIN = {1301: Shape(512, 10), 1302: Shape(256, 10), 1303: Shape(128, 40)}
-"""Seed -> size of its dumps of the chain task's small policy: one per precision in `SAMPLERS`, fault and size of the fault."""
+"""Size of the dumps of the chain task's small policy, by seed. Each seed has one dump per precision in `SAMPLERS`, fault and
+size of the fault."""
 SAMPLERS = ("bf16", "fp8_tensor")
 DRAWS = 4
-"""Number of planned dumps without a fault for each seed of `CHAIN` and each precision."""
+"""Number of planned dumps without a fault for each seed of `CHAIN` and each precision, and for each seed of `VLLM_CHAIN`."""
 
 RUNS = (1301,)
 """Seeds of the RL runs: 16 kinds of runs without a fault, with 13 dumps each, and runs whose sampler uses old weights."""
@@ -47,17 +48,18 @@ RUNS = (1301,)
 RECORDED = (
     "vllm-fp16", "vllm-int8", "local-fp8_channel", "local-fp8_tensor", "long/vllm-int8", "long/vllm-fp8_channel",
 )  # fmt: skip
-"""Dumps of SmolLM2 by vLLM and by the local engine in experiments/study/smollm2, which are edited. They hold 128 responses of at
-most 48 tokens, or 32 of at most 512. The unedited ones were known while thresholds were set. Earlier plans edited them too."""
+"""Names of the files in experiments/study/smollm2 whose dumps are edited. vLLM or the local engine sampled them from SmolLM2:
+128 responses of at most 48 tokens, or in `long` 32 of at most 512. The unedited dumps were known while thresholds were set.
+Earlier plans edited them too."""
 EDIT_SEED = 1306
 
 SMOLLM2 = {1305: Shape(128, 12)}
-"""Seed -> size of its dumps of SmolLM2, sampled by the local engine in BF16, with each fault at the middle of its sizes."""
+"""Size of the dumps of SmolLM2 that the local engine samples in BF16, by seed. Each fault has the middle of its sizes."""
 VLLM = {1307: Shape(128, 12)}
-"""Seed -> size of its dumps of SmolLM2 by vLLM in BF16, with the faults in `vllm.SIZES`. RL runs by vLLM have this seed too."""
+"""Size of the dumps of SmolLM2 that vLLM samples in BF16, by seed. Faults: `vllm.SIZES`. RL runs by vLLM have this seed too."""
 VLLM_CHAIN = {1308: Shape(512, 10)}
-"""Seed -> size of its dumps of the chain task's small policy, sampled by vLLM in BF16: faults in `vllm.SIZES` except `prefix`, at
-every size. The policy is small because a dump of SmolLM2 in vLLM costs 40 seconds of a core."""
+"""Size of the dumps of the chain task's small policy that vLLM samples in BF16, by seed. The faults are those of `vllm.SIZES`
+except `prefix`, at the sizes of `real.SIZES`. The policy is small because a dump of SmolLM2 by vLLM takes 40 s of a core."""
 
 AIM_NAMED = 0.95
 """Aim: minimum share of the dumps of faults with a plug-in, each at the middle of its sizes, that the diagnosis names right."""
@@ -65,13 +67,14 @@ AIM_ACCUSED = 0.01
 """Aim: maximum share of the dumps without a fault that the diagnosis does not call consistent."""
 
 REPLANNED = {"swapped": (0.05, 0.1, 0.2), "prefix": (0.05, 0.1, 0.2), "rope": (1.5, 3, 10)}
-"""Fault -> its sizes in the first plan of the dumps, where they differ from the present ones.
+"""Faults whose sizes have changed since the first plan of the dumps, with their sizes in that plan.
 
 At the middle size of the first plan these faults could not matter, or no test could see them. If log-probabilities of sampler
-and trainer are swapped, n tokens with a K3 of K nats show it by at most √(2·K·n) standard deviations. That limit of the best
-test (Neyman and Pearson) was 2.6 to 3.5. Older prefixes and the rotary base left a K3 below twice that of faultless FP8."""
+and trainer are swapped, n tokens with a K3 of K nats show it by at most √(2·K·n) standard deviations. This limit, which the
+best test reaches (Neyman and Pearson), was 2.6 to 3.5. Older prefixes and the rotary base left a K3 below twice that of FP8
+without a fault."""
 
 
 def middle(sizes: tuple[float, ...]) -> float:
-    """The middle element of a fault's ordered sizes, or its only size."""
+    """The middle element of a fault's ordered sizes, or the later of the two middle ones."""
     return sizes[len(sizes) // 2]

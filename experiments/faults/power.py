@@ -1,7 +1,8 @@
 """`python -m experiments.faults.power`: how many responses the diagnosis needs, from planned dumps cut into smaller ones.
 
-The dumps are those of one seed of the chain task, at the middle sizes, cut into disjoint parts of whole prompts. Bookkeeping
-faults are edited into each part separately. Dumps in the record are not made again. The table leaves out seeds of earlier plans.
+The dumps are those of one seed of the chain task, with faults of their middle sizes. They are cut into disjoint parts of whole
+prompts. Bookkeeping faults are edited into each part separately. Dumps in the record are not made again. The table leaves out
+seeds of earlier plans.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def main() -> None:
 
 
 def cuts(folder: Path, wanted: inject.Wanted) -> Iterator[tuple[Key, list[Made]]]:
-    """Generate (key, parts of the dump with that key) for every fault that is not held out, and for dumps without a fault."""
+    """Generate (key, parts of its dump) for wanted keys: no fault, and each fault with a plug-in, at its middle size."""
 
     def cut(key: Key) -> bool:
         usual = key.seed == SEED and key.precision in plan.SAMPLERS and key.fault not in {*BY_EDIT, *plan.HELD_OUT, *plan.FORMER}

@@ -13,7 +13,7 @@ from harness.dumps.schema import responses
 
 
 def batch(path: Path) -> tuple[Batch, torch.Tensor | None, torch.Tensor | None]:
-    """Read a parquet dump with one row group: (batch, weight versions [B, T], token ids [B, T]), None for an absent column."""
+    """Return (batch, weight versions [B, T], token ids [B, T]) of a dump with one row group; None for an absent column."""
     (table,) = read(path)
     flat = responses(table)
     lengths = torch.from_numpy(flat.offsets).diff()

@@ -53,10 +53,11 @@ SIZES: dict[str, tuple[float, ...]] = {
     "adapter": (0.1, 0.2, 0.4),
     "min_p": (0.02, 0.05, 0.1),
 }
-"""Fault -> its tested sizes, from the weakest fault to the strongest.
+"""Tested sizes of each fault, by the fault's name, from the weakest fault to the strongest.
 
+bos, template, eos: without a size.
 temperature, raw_logprobs: sampling temperature.
-top_p, top_k: the sampler's limit.
+top_p, top_k: the limit of that name in the sampler.
 layer: which weights are random: 1 one matrix, 2 an MLP, 3 a whole layer.
 prefix: relative noise on the older weights that computed the prompt cache.
 swapped: relative noise on the sampler's weights, which sets the mismatch.
@@ -78,7 +79,7 @@ RANK = 4
 
 
 class OldPrefix(LocalEngine):
-    """An engine whose prompt cache, except for the last token, is computed by older weights, as if it had outlived a sync."""
+    """Engine that computes its prompt cache, except for the last token, with older weights, as if the cache outlived a sync."""
 
     older: LocalEngine
 
@@ -205,7 +206,8 @@ class Bed:
     ) -> Rollout:
         """Responses sampled from changed logits, with the log-probabilities that the engine gives without the change.
 
-        odds: (position, indices n of the responses, the engine's log-probabilities [n, V]) -> changed logits [n, V].
+        odds: function of (position, indices [n] of the responses, the engine's log-probabilities [n, V]). It returns the
+        changed logits [n, V].
         drew: called with the indices of the responses and their sampled tokens, after each sampling.
         """
         engine = self.engine(precision)
@@ -237,7 +239,7 @@ class Bed:
         return self.rollouts[precision]
 
     def baseline(self, precision: str) -> float:
-        """Mean K3 of responses without a fault, in nats per token."""
+        """Mean K3, in nats per token, of responses that are sampled in `precision` without a fault."""
         if precision not in self.baselines:
             self.baselines[precision] = float(LogpPairs(self.batch(self.scored(self.honest(precision)))).k3.mean())
         return self.baselines[precision]
@@ -256,7 +258,7 @@ class Bed:
 
 
 def formats(precision: str) -> PrecisionConfig:
-    """The config of a precision, an option of rollout/precision."""
+    """The config section of `precision`, the name of an option of rollout/precision."""
     return parse(compose(f"rollout/precision={precision}")).rollout.precision
 
 
@@ -331,7 +333,7 @@ def _prefix(bed: Bed, size: float, precision: str) -> LoggedTokens:
 
 
 def _noisy(bed: Bed, size: float) -> dict[str, Tensor]:
-    """Return the policy's weights with noise of relative size `size`: name of the parameter in transformers -> weight."""
+    """Return the policy's weights by name, with noise of relative size `size` on those of the linear layers."""
     names = {name.removeprefix("model."): name for name, _ in bed.net.named_parameters()}
     own = ((name.removeprefix("model."), weight.detach()) for name, weight in bed.net.named_parameters())
     return {names[name]: weight for name, weight in Noise(size, 0.0, bed.seed).on_linear(own, 0)}
@@ -450,7 +452,7 @@ CASES: dict[str, Callable[[Bed, float, str], LoggedTokens]] = {
 
 
 def possible(fault: str, size: float, config: Config) -> bool:
-    """Whether a config's policy can have the fault. Only a language model has a template, an end of sequence and many tokens."""
+    """Whether a policy can have the fault. Only hub models can have bos, template, eos, prompt_in_mask, or a top_k ≥ 20."""
     if isinstance(config.model, HubConfig):
         return True
     return fault not in ("bos", "template", "eos", "prompt_in_mask") and not (fault == "top_k" and size >= 20)

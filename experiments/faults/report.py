@@ -18,15 +18,16 @@ NAMES = {
     "eos_trainer": "eos", "eos_rollout": "eos", "rollout_zero": "fill", "rollout_floor": "fill", "penalty": "sampler",
     "draft": "sampler",
 }  # fmt: skip
-"""Name of an injected fault -> name that the diagnosis gives it, where the two names differ."""
+"""Name that the diagnosis gives an injected fault, by the injected fault's name, where the two names differ."""
 SIZES = edits.SIZES | real.SIZES | {"stale": tuple(STALE)}
 
 
 def read(record: Path) -> pd.DataFrame:
     """Read the record of diagnosed dumps as a table. Raises UserError if there is no record.
 
-    Added columns: said (the diagnosed fault, "unknown" or "consistent"), right (whether `said` is right), bare_right (whether the
-    diagnosis without entropies and baseline is right), middle (whether the size is the middle of the fault's tested ones).
+    Added columns: said (the diagnosed fault, "unknown" or "consistent"), right (whether `said` is right, by `plan.HELD_OUT` for
+    faults without a plug-in), bare_right (the same for the diagnosis without entropies and baseline), middle (whether the
+    size is the middle of the fault's tested ones).
     """
     if not record.exists():
         raise UserError(f"{record}: no dump is recorded; give --make")

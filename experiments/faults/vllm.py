@@ -15,15 +15,14 @@ SIZES = {
     "prefix": (0.4,), "eos": (1,), "prompt_in_mask": (8,), "swapped": (0.2,), "rope": (50,), "penalty": (1.0,), "bias": (1.0,),
     "window": (0.5,), "replica": (0.25,), "adapter": (0.2,), "min_p": (0.05,),
 }  # fmt: skip
-"""Fault -> its size in dumps of SmolLM2 by vLLM. penalty is vLLM's presence_penalty, and bias its logit_bias. The faults `draft`
-and `head` are absent: vLLM cannot be set to accept every draft token, and loads its head with the other weights."""
+"""Size of each fault in dumps of SmolLM2 by vLLM. penalty is vLLM's presence_penalty, and bias its logit_bias. `draft` is
+absent because vLLM cannot be set to accept every draft token, and `head` because vLLM loads its head with the other weights."""
 BLOCK = 32
-"""Number of tokens in a block of vLLM's prefix cache. Prompts shorter than a block are not cached, and vLLM takes multiples of 32
-on a CPU."""
+"""Number of tokens in a block of vLLM's prefix cache: the least that vLLM takes on a CPU. Shorter prompts are not cached."""
 
 
 class FaultyVllm(VllmEngine):
-    """vLLM engine with further settings in every request. parameters: names and values of vLLM's SamplingParams."""
+    """vLLM engine with further settings in every request. parameters: values of vLLM's SamplingParams, by name."""
 
     logprobs_mode = "processed_logprobs"
     parameters: dict[str, Any]

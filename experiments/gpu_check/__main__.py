@@ -23,7 +23,7 @@ CHECKS: dict[str, Callable[[Size, Path], Table | list[Table]]] = {
     "anatomy": lambda size, out: check_anatomy(size, out / "dumps"),
     "training": lambda size, out: check_training(size),
 }
-"""Name of each check -> its function, in the order of running. Quick checks, which other checks rely on, come first."""
+"""Functions of the checks by name, in the order of running. Quick checks, which other checks rely on, come first."""
 WITHOUT_MODEL = {"casts", "products"}
 
 

@@ -20,9 +20,10 @@ from harness.train.model.actor import DeepSpeedActor
 
 
 def check_anatomy(size: Size, dumps: Path | None = None) -> list[Table]:
-    """Compare rollout engines in each precision on equal prompts and random numbers. Raises RuntimeError if fp32 has a mismatch.
+    """Compare rollout engines in each precision on equal prompts and random numbers: tables by precision and by position.
 
-    dumps: a folder for a dump of the responses in each precision, which `faultline replay` reads, and for a picture of them.
+    dumps: folder for a dump of the responses per engine and precision, which `faultline replay` reads, and for their picture.
+    Raises RuntimeError if the local engine has a mismatch in fp32.
     """
     policy = Policy(size)
     rows, positions, refused = [], [], {}

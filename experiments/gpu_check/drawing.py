@@ -40,7 +40,7 @@ def ess_by_length(tokens: Dumped) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw(folder: Path) -> Figure:
-    """Draw K3 by precision and position, ESS by length, |log ratio| by probability, for dumps in `folder` with any mismatch."""
+    """Draw K3 by precision and position, ESS by length, |log ratio| by probability, of dumps in `folder` with K3 > 1e-8."""
     arms = {path.stem: load([path]) for path in sorted(folder.glob("*.parquet"))}
     arms = {name: tokens for name, tokens in arms.items() if k3(tokens.log_ratio) > 1e-8}
     figure = Figure(figsize=(12, 8.5), layout="constrained")

@@ -21,7 +21,7 @@ CASTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor] | 
     "bf16": (lambda x: casts.round_to(x, torch.bfloat16), None),
     "fp16": (lambda x: casts.round_to(x, torch.float16), None),
 }
-"""Number format -> (the local engine's cast, the device's own cast; None if the local engine calls the device's)."""
+"""Casts of each number format: the local engine's, and the device's own or None if the local engine calls the device's."""
 QUANTIZERS = {
     "fp8 per tensor": lambda x: casts.quantize_fp8(x, None),
     "fp8 per row": lambda x: casts.quantize_fp8(x, -1),
@@ -86,6 +86,6 @@ def _off(result: Tensor, exact: Tensor) -> float:
 
 
 def _spread(count: int) -> Tensor:
-    """Return `count` random numbers over all magnitudes that the tested formats can represent."""
+    """Return `count` random numbers x·exp(4·y), x and y standard normal. A million of them span 1e-10 to 2e8 in size."""
     drawn = generator(0, "spread")
     return torch.randn(count, generator=drawn) * torch.exp(4 * torch.randn(count, generator=drawn))

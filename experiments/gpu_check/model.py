@@ -25,7 +25,7 @@ ARMS = {
     **{name: (name, "compute") for name in ("fp32", "bf16", "fp16", "fp8_tensor", "fp8_channel", "fp8_block", "int8", "nvfp4")},
     "bf16 e4m3 cache": ("bf16", "fp8_e4m3"),
 }
-"""Name of a sampled precision -> (option of rollout/precision, value of rollout.kv_cache)."""
+"""Settings of each sampled precision, by its name in the tables: (option of rollout/precision, value of rollout.kv_cache)."""
 
 
 class Size(NamedTuple):
@@ -49,7 +49,7 @@ class Size(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """Responses [B, T] of an engine in one precision, the seconds that sampling took, and the trainer's log π [B, T] in nats."""
+    """Responses [B, T] of an engine, the seconds of sampling, and the trainer's log π in nats. mask: not PAD, log μ finite."""
 
     engine: str
     arm: str
@@ -70,7 +70,7 @@ class Scored(NamedTuple):
 
     @property
     def statistics(self) -> dict[str, float]:
-        """Mismatch diagnostics of the responses: name of a run's metric, the part after the slash -> value."""
+        """Mismatch diagnostics of the responses, by the names of a run's metrics without the part before the slash."""
         return {name.split("/")[1]: float(value) for name, value in mismatch(self.batch).items()}
 
 
@@ -98,7 +98,7 @@ class Policy:
         return engine
 
     def scored(self, kind: str, arm: str) -> Scored:
-        """Sample with an engine (local or vllm) as ARMS[arm] says, score with the trainer. Raises UserError if unsupported."""
+        """Sample with `kind` (local or vllm) as ARMS[arm] says, score with the trainer. Raises UserError if `kind` refuses."""
         engine = self.engine(kind, *ARMS[arm])
         if device().type == "cuda":  # kernels are chosen and loaded at their first call
             engine.generate(self.prompts, self.uniforms)

@@ -21,7 +21,7 @@ class Table(NamedTuple):
 
 
 def number(value: float) -> str:
-    """A number as a string with three significant digits, as a power of ten if it is very small or large."""
+    """A number as text with three significant digits; below 0.0001 and from 1,000 on with an exponent, such as 1.23e+03."""
     return f"{value:.3g}"
 
 

@@ -22,14 +22,14 @@ GIB = 2**30
 
 
 class Ceiling(NamedTuple):
-    """Best rates of the device. bandwidth: bytes per second of a copy. rate: operations per second of a square BF16 matmul."""
+    """Best rates of the device. bandwidth: bytes read and written per second by a copy. rate: FLOP/s of a BF16 matmul."""
 
     bandwidth: float
     rate: float
 
 
 def ceiling() -> Ceiling:
-    """Measure the best rates of the device, with buffers far larger than its caches."""
+    """Measure the best rates of the device: a copy of 2 GiB (CPU: 256 MiB), and a BF16 product of 8192³ (CPU: 1024³)."""
     large = device().type == "cuda"
     source = torch.ones(2**31 if large else 2**28, dtype=torch.uint8, device=device())
     target = torch.empty_like(source)
