@@ -1,4 +1,4 @@
-"""Import of verl configs, from tis_imp_ratio_cap (August 2025) to 0.9.1. A key means here what it meant in its version."""
+"""Import of verl configs, from tis_imp_ratio_cap (August 2025) to 0.9.1. A key means what it meant in the verl that had it."""
 
 from __future__ import annotations
 
