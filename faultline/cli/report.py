@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(
     sweep: str, out: Path | None, into: Path | None, seeds: tuple[int, ...], watch: bool, wandb: str | None, **options: Any
 ) -> None:
-    """Write the report of a sweep and print its path, or with `watch` follow the sweep. wandb: project to push it to."""
+    """Write the report of a sweep and print its path, or with `watch` follow the sweep. wandb: W&B project for the report."""
     if watch:
         _watch(sweep, {"out": out, "into": into, "seeds": seeds, "wandb": wandb, **options})
         return
