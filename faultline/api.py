@@ -1,4 +1,4 @@
-"""The functions of `import faultline`: on a `Batch` or on arrays named as in `Arrays`, and on dumps of sampled responses."""
+"""Functions of `import faultline`. Some take a `Batch` or arrays named as in `Arrays`, the others the path of a dump."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def diagnostics(batch: Batch | None = None, *, correction: Correction | str, **a
 
 
 def load(path: Path | str, *, skip_bad: bool = False) -> list[Batch]:
-    """The training batches of a dump: a file (.parquet, .jsonl, .pkl, .pt), a folder of them, or a run folder.
+    """Return the training batches of a dump: a file (.parquet, .jsonl, .pkl, .pt), a folder of them, or a run folder.
 
-    skip_bad: leave out bad rows. Otherwise a UserError lists them. docs/dumps.md describes the format of dumps.
+    skip_bad: leave out rows with invalid values. Otherwise a UserError lists them. docs/dumps.md describes the format of dumps.
 
     >>> import faultline, pathlib, tempfile
     >>> dump = pathlib.Path(tempfile.mkdtemp()) / "dump.jsonl"
@@ -95,7 +95,7 @@ class ReplayResult(NamedTuple):
     corrections: a row per correction, with the metrics that a run logs and effect/*. thresholds: a row per family
     (corrections that differ only in the bound) and bound. profiles: mean weight, 0 if rejected, by position and response length.
     mismatch: statistics of the dump, as from `mismatch`. versions: a row per age of the weights that sampled a token, empty
-    if the dump has no column of versions. skipped: correction -> the column that it needs and the dump lacks.
+    if the dump has no column of versions. skipped: correction -> why it is not replayed, such as "needs segments".
     """
 
     corrections: pd.DataFrame
@@ -109,7 +109,7 @@ class ReplayResult(NamedTuple):
 def replay(
     path: Path | str, corrections: Sequence[str] | Mapping[str, Correction] | None = None, *, skip_bad: bool = False
 ) -> ReplayResult:
-    """Compute the effect of corrections, and of each kind of correction at many bounds, on a dump. It is read once, in pieces.
+    """Compute the effect on a dump of corrections, and of each kind at many bounds. The dump is read once, in pieces.
 
     path, skip_bad: the arguments of `load`. corrections: names of presets or YAML files, or corrections by name; default: all
     presets.

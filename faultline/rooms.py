@@ -1,8 +1,8 @@
 """Import of this project's packages if the working folder has a package of the same name, such as `harness` or `analysis`.
 
 Python finds the working folder's package first, and keeps one package per name. The finder here lets such a package also find
-this project's modules, after its own. So both programs import their own modules. Two modules of the same name raise
-ImportError.
+this project's modules, after its own. So this project and the other program each import their own modules. Two modules of the
+same name raise ImportError.
 """
 
 from __future__ import annotations

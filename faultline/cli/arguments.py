@@ -48,7 +48,7 @@ def port(text: str) -> int:
 
 
 def folder(text: str) -> Path:
-    """Parse the path of a folder that exists or can be created, so that neither the path nor any parent is a file."""
+    """Parse the path of a folder, new or old. Raises ArgumentTypeError if the path or one of its parents is a file."""
     path = Path(text)
     for place in (path, *path.parents):
         if place.exists() and not place.is_dir():

@@ -1,4 +1,4 @@
-"""Command line of `faultline branch`."""
+"""Command line of `faultline branch`, which continues a checkpoint of a run under other settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command line of `faultline doctor`."""
+"""Command line of `faultline doctor`, which lists the rollout formats that this machine can compute."""
 
 from __future__ import annotations
 

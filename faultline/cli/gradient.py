@@ -1,4 +1,4 @@
-"""Command line of `faultline gradient`."""
+"""Command line of `faultline gradient`, which measures the bias and variance of the gradient of each loss and correction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command line of `faultline import-config`."""
+"""Command line of `faultline import-config`, which translates a verl, SkyRL or TRL config into an experiment file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(file: Path, launch: list[str] | None) -> None:
-    """Print the experiment file that `file` becomes. launch: folder and overrides; write the file, print its command."""
+    """Print `file` as an experiment file. launch (folder, then overrides): write it there instead, and print its command."""
     from faultline.tools import import_config
 
     if launch is None:

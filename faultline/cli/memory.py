@@ -1,4 +1,4 @@
-"""Command line of `faultline memory`."""
+"""Command line of `faultline memory`, which computes from a config the memory that a run will take."""
 
 from __future__ import annotations
 

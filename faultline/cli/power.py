@@ -1,4 +1,4 @@
-"""Command line of `faultline power`."""
+"""Command line of `faultline power`, which computes the number of seeds that a comparison needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command line of `faultline replay`."""
+"""Command line of `faultline replay`, which says whether a dump has a fault and whether it needs a correction."""
 
 from __future__ import annotations
 

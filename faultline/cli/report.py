@@ -1,4 +1,4 @@
-"""Command line of `faultline report`."""
+"""Command line of `faultline report`, which compares the runs of a sweep in HTML, Markdown and CSV files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(
     sweep: str, out: Path | None, into: Path | None, seeds: tuple[int, ...], watch: bool, wandb: str | None, **options: Any
 ) -> None:
-    """Write the report of a sweep and print its path, or follow the sweep while it runs."""
+    """Write the report of a sweep and print its path, or with `watch` follow the sweep. wandb: W&B project for the report."""
     if watch:
         _watch(sweep, {"out": out, "into": into, "seeds": seeds, "wandb": wandb, **options})
         return

@@ -1,4 +1,4 @@
-"""Command line of `faultline score`."""
+"""Command line of `faultline score`, which writes a dump of one model, sampled by one engine and scored by a second."""
 
 from __future__ import annotations
 

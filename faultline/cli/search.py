@@ -1,4 +1,4 @@
-"""Command line of `faultline search`."""
+"""Command line of `faultline search`, which searches hyperparameters with Optuna."""
 
 from __future__ import annotations
 

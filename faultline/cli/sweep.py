@@ -1,4 +1,4 @@
-"""Command line of `faultline sweep status|logs|cancel|retry`."""
+"""Command line of `faultline sweep status|logs|cancel|retry`, which shows, stops or retries the runs of a sweep."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(action: str, **arguments: Any) -> None:
-    """Run one action on a sweep. action: the name of a function of `sweeps.commands`, which gets the other arguments."""
+    """Run one action on a sweep. action: name of the function of `sweeps.commands` that gets the other arguments."""
     from sweeps import commands
 
     getattr(commands, action)(**arguments)

@@ -1,4 +1,4 @@
-"""Command line of `faultline watch`."""
+"""Command line of `faultline watch`, which shows a running sweep as a local page or in the terminal."""
 
 from __future__ import annotations
 

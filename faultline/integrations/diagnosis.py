@@ -13,7 +13,7 @@ def print_diagnosis(program: str, step: int, batch: Batch, tokens: Tensor | None
     """Print the diagnosis of a batch's logp_old and logp_rollout, and where to look in `program` if there is a fault.
 
     program: "TRL", "verl" or the like. step: printed in the line. tokens: ids [B, T], or None. entropy: H(π_old) of each token in
-    nats, [B, T], or None. An empty mask prints nothing.
+    nats, [B, T], or None. Nothing is printed if the mask is empty.
     """
     if not bool(batch.mask.any()):
         return

@@ -1,4 +1,4 @@
-"""Dumps and diagnoses of batches from TRL's GRPOTrainer, by one line between building the trainer and training.
+"""Write dumps and print diagnoses of the batches of TRL's GRPOTrainer. Call `record` after building the trainer:
 
     from faultline.integrations.trl import record
 
@@ -112,7 +112,7 @@ def columns(out: Mapping[str, Any], logp_old: Tensor, entropy: Tensor, step: int
 
 @contextmanager
 def _keeping_entropy(trainer: GRPOTrainer) -> Iterator[list[Tensor]]:
-    """Context manager in which the first pass of the trainer's model also computes the entropy [B, T], put into the yielded list.
+    """Context manager that yields a list, to which the first pass of the trainer's model adds its entropy [B, T] in nats.
 
     TRL's output layer computes the entropy with every log-probability of this model, and drops it if it is not asked for.
     """
@@ -136,7 +136,7 @@ def _keeping_entropy(trainer: GRPOTrainer) -> Iterator[list[Tensor]]:
 def _scores(trainer: GRPOTrainer, out: Mapping[str, Any], entropies: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Log π_old of the completions in `out` and the entropy of π_old, [B, T] each, in nats.
 
-    They are TRL's own if it computed log π_old, with the entropy as the first of `entropies`. Else a forward pass with the
+    If `out` has log π_old, both are TRL's own, and the entropy is the first of `entropies`. Otherwise a forward pass with the
     trainer's present weights computes both.
     """
     if "old_per_token_logps" in out:

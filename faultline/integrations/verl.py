@@ -80,9 +80,9 @@ def install(folder: Path | str | None = None, every: int = 1, diagnose_every: in
     """From now on write or diagnose the batches that a trainer of verl 0.9 passes to its rollout correction.
 
     folder: where each `every`-th batch is written; None for no dumps. diagnose_every: batches between two diagnoses; None for
-    none. With bypass_mode=False all trainers of verl pass every batch to it, before a token is rejected and before advantages are
-    computed. Steps count from the first batch, or after a restart from the last dump in the folder. A failed write is reported
-    and does not stop training. Raises UserError on an interval below 1.
+    none. With bypass_mode=False all trainers of verl pass every batch to the correction, before a token is rejected and before
+    advantages are computed. Steps count from the first batch, or after a restart from the last dump in the folder. A failed
+    write is reported and does not stop training. Raises UserError on an interval below 1.
     """
     check_intervals(every=every, diagnose_every=diagnose_every)
     from verl.trainer.ppo import rollout_corr_helper as helper

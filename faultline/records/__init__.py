@@ -15,7 +15,8 @@ import yaml
 ROWS, QUICK, VERDICT = "rows.csv", "quick.yaml", "verdict.json"
 """Names of the recorded files: benchmark runs, a quick set of training setups, and rules that choose a correction."""
 COLUMNS = ("entry", "regime", "seed", "digest", "outcome", "start", "trainer", "sampler")
-"""Columns of the recorded benchmark runs: what ran, how it ended, first reward, last reward of trainer's and sampler's policy."""
+"""Columns of the recorded benchmark runs. entry: loss, advantage or correction. regime: training setup. digest: of the config.
+start: first held-out reward. trainer, sampler: last held-out reward of the trainer's and of the sampler's policy."""
 
 
 def rows() -> pd.DataFrame:
@@ -35,9 +36,10 @@ def quick() -> dict[str, list[str]]:
 def verdict() -> dict[str, Any]:
     """Rules that choose a correction, with their scores, by deployed policy ("trainer", "sampler"); empty before rules are fixed.
 
-    For each policy: v2, cut-offs of the tuned rule; best, the best fixed correction; chosen, the better of both, "v2" or "best
-    constant", None before held-out setups (regimes) are scored; regimes, their number; scores, rule -> mean and worst reward lost
-    and the worst regime, `in`. See `experiments.leaderboard.scored`.
+    For each policy: v2: cut-offs of the tuned rule. best: the best fixed correction. chosen: "v2" if it loses significantly
+    less reward than `best`, else "best constant"; None before held-out setups (regimes) are scored. regimes: their number.
+    scores: rule -> mean and worst reward lost, as shares of the gain without mismatch, and `in`, the regime of the worst.
+    `experiments.leaderboard.scored` computes them.
     """
     file = files(__name__) / VERDICT
     return json.loads(file.read_text()) if file.is_file() else {}

@@ -43,11 +43,11 @@ def benchmark_command(
 ) -> None:
     """Train an entry (a loss, advantage or correction) in setups with a rollout mismatch (regimes), and print its scores.
 
-    Runs without a correction, and others without mismatch, are added if not on record. Runs that ended earlier are skipped.
+    Runs without a correction and runs without mismatch are added if not on record. Runs that ended earlier are skipped.
     words: overrides of the entry, see `experiments.benchmark.overrides`, keys of a launcher, and keys of OPERATION for all runs.
     name: label of the entry, by default its words. file: a set of regimes in place of the quick set; full: all regimes of
-    docs/decision.md. rules: score the frozen rules that choose a correction, and take no entry. deploy: the policy to judge,
-    both if None. every_row: print every recorded row. Raises UserError on wrong arguments and on the name of another recorded
+    docs/decision.md. rules: score the frozen rules that choose a correction, in place of an entry. deploy: the policy to
+    judge; None: both. every_row: print all records. Raises UserError on wrong arguments and on the name of another recorded
     entry, and SystemExit if a run has failed.
     """
     launcher = [word for word in words if word.startswith(LAUNCHER)]
@@ -108,7 +108,7 @@ def recorded(rows: pd.DataFrame, runs: Sequence[Planned]) -> pd.DataFrame:
 
 
 def own_name(label: str, known: pd.DataFrame, runs: Sequence[Planned]) -> None:
-    """Raise UserError if a recorded run in `known` has the name `label`, but another config than the planned `runs` have."""
+    """Raise UserError if a recorded run in `known` has the name `label`, but a config that no planned run in `runs` has."""
     planned = {run.config.digest for run in runs if run.entry == label}
     if not set(known[known.entry == label].digest) <= planned:
         raise UserError(f"{label}: the name of a recorded entry with another config; give --name NAME with a name of its own")
@@ -127,7 +127,7 @@ def _train(runs: Sequence[Planned], words: Sequence[str]) -> None:
 
 
 def table(found: pd.DataFrame, label: str, every_row: bool) -> pd.DataFrame:
-    """Table of scores, best first: the loss or correction `label`, no correction, no mismatch, best (every_row: all) records."""
+    """Format the scores `found`, best first: `label`, no correction, no mismatch, the best SHOWN (every_row: all) others."""
     others = found[~found.entry.isin([label, NONE, CONTROL])].index[: None if every_row else SHOWN]
     kept = found[found.entry.isin([label, NONE, CONTROL]) | found.index.isin(others)]
     rows = [

@@ -11,9 +11,9 @@ from harness.memory import MOMENTS, memory, shape_of, sizes_of
 
 
 def show_memory(overrides: Sequence[str], ranks: int, config_dir: Path | None = None) -> None:
-    """Print the memory that a run on `ranks` GPUs takes in each phase, and its disk space. Raises UserError if it is unknown.
+    """Print the memory that a run on `ranks` GPUs takes in each phase, and its disk space.
 
-    config_dir: folder with config groups of the user, such as imported experiments.
+    config_dir: folder with config groups of the user, such as imported experiments. Raises UserError if the memory is unknown.
     """
     config = parse(compose(*overrides, config_dir=config_dir))
     computed, sizes = memory(config, ranks), sizes_of(shape_of(config))

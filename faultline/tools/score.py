@@ -1,4 +1,4 @@
-"""`faultline score`: a dump of one model's responses, sampled by one engine and scored by another."""
+"""`faultline score`: write a dump of one model's responses, which one engine samples and a second engine scores."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Engine(NamedTuple):
 class SampledResponses(NamedTuple):
     """Sampled responses. prompts [B, P], padded on the left. tokens [B, T] and mask [B, T]; logp [B, T]: log μ in nats.
 
-    group [B]: number of the prompt.
+    group [B]: number of the prompt; of the response if the responses are from a dump without groups.
     """
 
     prompts: Tensor
@@ -117,7 +117,7 @@ def _tokens(line: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def dumped(path: Path) -> SampledResponses:
-    """The responses of a parquet dump. Raises UserError if it lacks prompts, tokens, log μ or a mask in any row."""
+    """Read the responses of a parquet dump. Raises UserError if it lacks prompts, tokens, log μ or a mask in any row."""
     table = pa.concat_tables(files.read(path), promote_options="permissive")
     needed = ("prompt", "tokens", "logp_rollout", "mask")
     if missing := [name for name in needed if name not in table.column_names or table[name].null_count]:

@@ -31,14 +31,14 @@ def gradient_command(
     """Compare losses and corrections by their gradients, print and write the result. Returns the path of the page or table.
 
     checkpoint: a run folder, or one of its checkpoints; None with `enumerable`.
-    losses: by default the run's own, or pg.
+    losses: by default the run's own, or pg with `enumerable`. corrections: names of presets, by default `methods.DEFAULT`.
     enumerable: use a tiny policy, all of whose responses are listed, and a sampler whose logits differ by `noise`.
     prompts: number per batch, each with the run's group size.
     batches: number of batches from the rollout engine, the same for all losses and corrections.
     reference: number of batches sampled by the trainer's own policy, for the true gradient; 64 unless given.
     paired: sample no batches for the true gradient, and compare with no correction, in a table (`Paired`).
     layers: number of upper blocks whose parameters' gradient is taken; None: all (`GradientPolicy`).
-    out: folder of the files.
+    out: folder of the files; by default gradient-step-<n> in the run folder, or `gradient` with `enumerable`.
     trust: whether a run may import plug-ins, see `harness.run.restore.find`.
     """
     if enumerable == (checkpoint is not None):

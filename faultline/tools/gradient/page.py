@@ -137,7 +137,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def together(table: pd.DataFrame) -> list[pd.DataFrame]:
-    """Return the gradient estimators of a fixed bound by ascending rmse, grouped if they nearly coincide in the figure."""
+    """Group the estimators of a fixed bound, by ascending rmse, into tables, one per place (within NEAR) in the figure."""
     extent = table[["bias", "sd"]].max() - table[["bias", "sd"]].min()
     named = table[table.family.isna()].sort_values("rmse", kind="stable")
     groups: list[list[int]] = []

@@ -128,7 +128,7 @@ class SampledGradients:
         return torch.stack(rows)
 
     def _draw(self, engine: RolloutEngine, purpose: str, number: int) -> Drawn:
-        """Draw a batch with the run's number of samples per prompt, kept in host memory.
+        """Draw a batch with the run's number of samples per prompt into host memory. purpose, number: parts of the seed.
 
         Advantages are computed by the run's settings, reward penalties included. π_old takes the experts and the sampling masks
         (top-k, top-p) of the engine as in the run. routing.replay=r2 replays nothing, because there is only one set of weights.

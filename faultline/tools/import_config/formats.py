@@ -32,16 +32,16 @@ REMEDIES = {
 }
 """Last name of a key that changes the logged log-probabilities -> what to do if it is not translated."""
 ENGINE = re.compile(rf"(?:^|\.)(?:rollout|generator)\.(?:.+\.)?({'|'.join(REMEDIES)})$")
-"""Pattern of such a key of verl or SkyRL, also below engine_kwargs and engine_init_kwargs."""
+"""Pattern of a key of verl or SkyRL whose last name is in REMEDIES, also below engine_kwargs and engine_init_kwargs."""
 
 
 def engine(
     source: Source, out: Translation, place: str, own: Mapping[str, str], quantization: Mapping[str, str] = QUANTIZATION
 ) -> None:
-    """Translate vLLM's arguments below the key `place`, which ends with a dot.
+    """Translate vLLM's arguments for number formats and log-probabilities below the key `place`, which ends with a dot.
 
-    own: argument of vLLM -> the program's own key for it, which yields to the argument itself. quantization: value of that
-    argument -> option of rollout/precision.
+    own: argument of vLLM -> the program's own key for it, read if the argument is not set. quantization: value of vLLM's
+    argument quantization -> option of rollout/precision.
     """
 
     def key(argument: str) -> str:

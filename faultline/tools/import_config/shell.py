@@ -66,7 +66,7 @@ def read_script(path: Path, text: str) -> dict[str, Any]:
     """Read key -> value from the one command in a script that sets keys of a config, or from a list of overrides.
 
     If there are no overrides, a command whose words are keys of TRL's GRPOConfig is read. path: named in errors. Raises
-    UserError if no command or several set keys, if an override is not a single value, and on text that bash refuses.
+    UserError if no command or several set keys, if an override is not a single value, and on an unclosed quote or bracket.
     """
     script = _Script()
     try:
@@ -247,7 +247,7 @@ class _Script:
         return (value or []) if array else (value or [""])[:1]
 
     def _sum(self, text: str) -> str:
-        """Compute an arithmetic expression on whole numbers, and return its value as text."""
+        """Return the value of an arithmetic expression on whole numbers as text, or ${sum} if it cannot be computed."""
         plain = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda match: (self.variables.get(match[1]) or ["unknown"])[0], text.strip())
         try:
             return str(_evaluate(ast.parse(plain, mode="eval").body)) if len(plain) <= LONGEST_SUM else "${sum}"

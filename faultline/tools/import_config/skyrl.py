@@ -33,12 +33,12 @@ RENAMED = {
 
 
 def recognises(keys: Mapping[str, Any]) -> bool:
-    """Whether these dotted keys belong to a SkyRL config."""
+    """Whether one of these dotted keys is of SkyRL: below trainer.algorithm or off_policy_correction, or one of BARE."""
     return any(key.startswith(PREFIXES) or key in BARE for key in keys)
 
 
 def shorten(key: str) -> str:
-    """Remove from a SkyRL key the section that holds the algorithm."""
+    """Remove from a SkyRL key the sections of the algorithm: trainer.algorithm and off_policy_correction."""
     for prefix in PREFIXES:
         key = key.removeprefix(prefix)
     return key

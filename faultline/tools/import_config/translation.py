@@ -22,7 +22,7 @@ since ratios are clamped at e²⁰."""
 LARGE_MODELS_LR = 1e-4
 """Learning rate below which the built-in small model hardly learns. Large models are trained at 1e-6 to 1e-5."""
 BAND = (0.99, 1 / 0.99)
-"""Bounds of the geometric mean ratio of a response, within which a band fits BF16 and large models alone (docs/collapsed.md)."""
+"""Bounds of the geometric mean ratio of a response. Narrower bands were made for BF16 and large models (docs/collapsed.md)."""
 MOST_ROUNDS = 1000
 """Largest rollout.filter.max_rounds. It replaces "no limit" of other programs."""
 
@@ -146,7 +146,7 @@ class Translation:
 
     ready: whether the file sets its model and its task too; otherwise the defaults apply. `warnings` are the first lines of
     the file, `notes` are differences of meaning, and `lost` are keys without a counterpart, with the reason. gpus: those of the
-    recipe, None if it does not say.
+    recipe, None if it does not say. A text `source` of a method is the other program's setting, as comments name it.
     """
 
     def __init__(self, ready: bool = False) -> None:
@@ -185,7 +185,7 @@ class Translation:
             self.set(ours, source.number(theirs))
 
     def defaults(self, source: Source, program: str, values: Mapping[str, Any]) -> None:
-        """Write another program's defaults of unset keys if the recipe's own model trains. A note names them in any case.
+        """If the recipe's own model trains, write the other program's default of each unset key. A note names them in any case.
 
         values: its key -> its default, for defaults that differ from those here.
         """
@@ -200,7 +200,7 @@ class Translation:
     def compute(self, dtype: str, program: str, given: str, bf16_weights: bool = False) -> None:
         """Set the dtype in which the trainer computes, or warn that it stays fp32.
 
-        It stays fp32 for the built-in small model, whose engine would have a ratio of exactly 1 against a trainer in its dtype.
+        It stays fp32 for the built-in small model, because its engine and trainer have no mismatch in one dtype.
         given: keys of the recipe that choose the dtype, as key=value; empty if the program's default does. bf16_weights: no copy
         of the weights in fp32.
         """
@@ -234,7 +234,7 @@ class Translation:
         self.warnings.append(f"{counted}. STEPS STAY THOSE OF THE DEFAULTS: {remedy}")
 
     def small_model(self, source: Source, model: str) -> None:
-        """Warn first of all that the built-in small model trains, if the config names another. model: key that names it.
+        """Put first a warning that the built-in small model trains, if the config names a model by the key `model`.
 
         A learning rate for large models is not written, but noted.
         """
@@ -277,7 +277,7 @@ class Translation:
         self.set("rollout.top_k", None if k is None else max(k, 0))
 
     def choose(self, group: str, source: Source, key: str, options: Mapping[Any, str]) -> None:
-        """Choose the option of config group `group` for the value of `key`. options: value -> option. Others join list `lost`."""
+        """Choose the option of config group `group` by `key`. options: value of `key` -> option. Other values go to `lost`."""
         value = source.take(key)
         if value in options:
             self.options[group] = options[value]

@@ -81,7 +81,7 @@ def _value(text: str) -> Any:
 
 
 def recognises(keys: Mapping[str, Any]) -> bool:
-    """Whether these keys belong to a GRPOConfig."""
+    """Whether one of these keys is of TRL's GRPOConfig: one of MARKS, or one that begins with vllm_importance_sampling_."""
     return any(key in MARKS or key.startswith("vllm_importance_sampling_") for key in keys)
 
 

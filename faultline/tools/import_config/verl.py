@@ -1,4 +1,4 @@
-"""Import of verl configs, from tis_imp_ratio_cap (August 2025) to 0.9.1. A key means here what it meant in its version."""
+"""Import of verl configs, from tis_imp_ratio_cap (August 2025) to 0.9.1. A key means what it meant in the verl that had it."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ OVERLONG = ("reward_model.overlong_buffer", f"reward_model.{KWARGS}", f"reward.{
 
 
 def recognises(keys: Mapping[str, Any]) -> bool:
-    """Whether these dotted keys belong to a verl config."""
+    """Whether one of these dotted keys is of verl: in one of its sections, or a setting of its rollout correction."""
     caps = tuple(cap.removeprefix("actor.") for cap in CAPS)
     return any(key.startswith((*PREFIXES, "actor.", *BARE)) or key in caps for key in keys)
 
 
 def shorten(key: str) -> str:
-    """Remove from a verl key the sections that differ between verl's versions."""
+    """Remove from a verl key the sections that differ between verl's versions. A key of CAPS has its section actor."""
     for prefix in PREFIXES:
         key = key.removeprefix(prefix)
     key = key.removeprefix("rollout_correction.")
@@ -307,7 +307,7 @@ def _rest(source: Source, out: Translation) -> None:
 
 
 def _alone(source: Source, out: Translation) -> None:
-    """Translate verl's advantage estimator for one response per prompt, which group estimators here do not accept."""
+    """Choose the advantage if verl's group estimator has one response per prompt, because group estimators here refuse that."""
     theirs = source.take("adv_estimator")
     if theirs in ALONE and out.values.get("rollout", {}).get("group_size") == 1:
         out.options["advantage"] = ALONE[theirs]

@@ -169,7 +169,7 @@ class Advisor:
         return max(int(good[0]), floor) if len(good) else None
 
     def _unneeded(self, family: Family, curve: _Curve) -> str:
-        """Reason why a correction needs no bound: enough ESS without one, or enough tokens kept by the smallest. Else ""."""
+        """Reason why a correction needs no bound: enough ESS without, or enough tokens kept by the smallest bound. Else ""."""
         if family.action == "truncate":
             return f"ESS {curve.ess[-1]:.3f} without" if curve.ess[-1] >= self.target.ess else ""
         return f"the smallest keeps {curve.kept[0]:.2%} of the tokens" if curve.kept[0] >= self.target.kept else ""
@@ -209,9 +209,9 @@ def _curve(family: Family, sums: np.ndarray) -> _Curve:
 
 
 def _null_floor(family: Family, null: Thresholds | None) -> int:
-    """Index of the first bound of DEFAULT at which a filter rejects at most NULL_RATE of the tokens of `null`; 0 for None.
+    """Index of the first bound of DEFAULT at which a filter rejects at most NULL_RATE of the tokens of `null`, else the last.
 
-    null: sums of a dump without mismatch.
+    null: sums of a dump without mismatch. The index is 0 if `null` is None or the family truncates.
     """
     if null is None or family.action == "truncate":
         return 0

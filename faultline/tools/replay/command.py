@@ -52,8 +52,8 @@ def replay_command(
     dump: a file, a folder or a run folder. example_name: a shipped dump instead. corrections: names of presets or YAML files,
     all presets if None. null: a dump without mismatch, for false rejections. keep: share of tokens that a proposed filter must
     keep. ess: ESS that a proposed truncation must have. tables: print all numbers too. as_json: print only a `Verdict`.
-    precision: the coarser precision of sampler and trainer, a name of `rounding.K3`; by default that of the run's config or of
-    the example.
+    precision: the coarser of the sampler's and the trainer's precisions, a name of `rounding.K3`; by default that of the run's
+    config or of the example.
     baseline: a dump of the same model without a fault, whose K3 counts instead of the precision's.
     deploy: the policy that is deployed, trainer or sampler; both if None. gates: bounds of metrics, as k3<2e-3. junit: path of a
     JUnit file with the diagnosis and the gates as test cases.

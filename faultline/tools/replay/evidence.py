@@ -98,7 +98,7 @@ class Evidence:
         return sum(map(len, self.batches)) * max(int(np.diff(one.offsets).max(initial=0)) for one in self.batches)
 
     def _lag(self, responses: DumpedResponses) -> np.ndarray | None:
-        """Known lag, in versions, of the weights that sampled each token; None if no token is known to have any."""
+        """Number of versions by which each token's weights are known to lag, [tokens]; None if no token's weights lag."""
         mask = torch.tensor(responses.mask)
         version = torch.zeros(len(mask), dtype=torch.int64) if responses.version is None else torch.tensor(responses.version)
         lag = self.facts.lag(version, mask)

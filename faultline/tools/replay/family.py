@@ -46,7 +46,7 @@ class Groups(NamedTuple):
 
 
 class FlatTokens:
-    """The response tokens of a batch as flat fp64 arrays. l: log ratio log π_old − log μ in nats. row: number of the response.
+    """A batch's tokens on the mask as flat fp64 arrays. l: log ratio log π_old − log μ in nats. row: number of the response.
 
     bound: largest |l| in sums of ρ², which depends on the dtype of the dump.
     """

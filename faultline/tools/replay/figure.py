@@ -22,7 +22,7 @@ INSIDE = 0.15
 """ESS, as a share, above which its number is drawn within the bar instead of beside it."""
 
 EXAMPLE_COLOURS = {EXAMPLES["fp8"]: HUES["fp8_tensor"], EXAMPLES["bf16"]: HUES["bf16"]}
-"""Colours of the shipped example dumps in figures; other dumps are black."""
+"""Colours of the sound example dumps in figures; other dumps are black."""
 
 
 def presets_figure(dumps: dict[str, list[PresetEffect]], groups: list[list[str]]) -> Figure:

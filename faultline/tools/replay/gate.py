@@ -47,7 +47,7 @@ class Gate(NamedTuple):
 
 
 def parse(text: str) -> Gate:
-    """Parse a gate such as k3<2e-3 or ess_token>=0.9. Raises UserError on an unknown metric and on another form."""
+    """Parse a gate such as k3<2e-3 or ess_token>=0.9. Raises UserError on an unknown metric and on any other form."""
     match = FORM.fullmatch(text)
     if match is None or match["metric"] not in METRICS:
         raise UserError(f"--gate {text}: write a metric and its bound, as k3<2e-3; metrics are {', '.join(METRICS)}")

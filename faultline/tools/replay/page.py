@@ -187,7 +187,7 @@ def _settings(by_framework: dict[str, list[str]]) -> str:
 
 
 def _settled(table: pd.DataFrame, metrics: list[str]) -> float:
-    """Value of log C beyond which no curve of the figure changes, but at least log 2."""
+    """Largest log C to draw: 1.5 times the last at which a curve is more than 0.001 from its end, and at least log 2."""
     last = table.groupby("family")[metrics].transform("last")
     moving = ((table[metrics] - last).abs() > 1e-3).any(axis=1)
     return max(1.5 * np.log(table.c[moving].max()) if moving.any() else 0.0, np.log(2.0))

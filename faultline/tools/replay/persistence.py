@@ -3,9 +3,9 @@
     persistence = Σ l·l' / √(Σ l² · Σ l'²)
 
 with l and l' the log ratios log π_old − log μ of one token after one prefix, the prompt included, in the two steps. The sums are
-over the prefixes that both steps hold. Their lag is the number of steps between the two, with one sync of the weights per step.
+over the prefixes that both steps hold. The lag is the number of steps between the two, with one sync of the weights per step.
 
-A run measures it on other tokens: all of a few fixed responses, scored again 1, 5 and 20 syncs later
+A run measures persistence on other tokens: all of a few fixed responses, scored again 1, 5 and 20 syncs later
 (harness/train/persistence.py). Prefixes that recur in a dump are the likely ones.
 """
 

@@ -26,7 +26,7 @@ class Preset(BaseModel):
 
 
 def presets(names: list[str] | None = None) -> dict[str, Preset]:
-    """Load all presets, or those named; NAME.yaml is a file with the same keys. Raises UserError on any other name or content."""
+    """Load all presets, or those named. NAME.yaml is a file of a preset's keys. Raises UserError on a wrong name or file."""
     shipped = [path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.yaml")]
     for name in names or []:
         if name not in shipped and not name.endswith(".yaml"):

@@ -84,7 +84,7 @@ NOT_READ = (
 )
 """Exceptions that loading a truncated or foreign pickle raises."""
 UNFIT = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError)
-"""Exceptions that pyarrow raises on a value that does not fit the type."""
+"""Exceptions that pyarrow raises on a value that does not fit the column's type."""
 
 Columns = dict[str, np.ndarray]
 """Column -> padded array, [B, T] per token and [B] per response. The mask may still hold numbers instead of booleans."""
@@ -318,7 +318,7 @@ class _Inert:
 
 
 class _InertUnpickler(pickle.Unpickler):
-    """Unpickler for SkyRL's batches that imports nothing: every name but one becomes `_Inert`."""
+    """Unpickler for SkyRL's batches that imports nothing: every name but `_rebuild_tensor_batch` becomes `_Inert`."""
 
     def find_class(self, module: str, name: str) -> Any:
         return (lambda cls, state: state) if name == "_rebuild_tensor_batch" else _Inert

@@ -1,4 +1,4 @@
-"""Settings of verl 0.9.1, SkyRL 0.3.0, TRL 1.16.0 and this project for a truncated weight.
+"""Settings of verl 0.9.1, SkyRL 0.3.0, TRL 1.16.0 and this project that choose a correction.
 
 verl's and SkyRL's include the keys that record log μ, without which they apply no weight. TRL records it with use_vllm=True.
 """

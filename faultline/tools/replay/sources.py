@@ -51,7 +51,7 @@ class Dump:
             raise UserError(f"{self.path}: no sound row among {self.rows}")
 
     def _batch(self, tables: list[pa.Table]) -> DumpedResponses:
-        """Convert the tables of one batch to responses, with log-probabilities raised to at least LOWEST."""
+        """Convert the tables of one batch to responses. Raise log-probabilities to at least LOWEST; count those below FILL."""
         joined = _joined(tables)
         old, rollout = joined.logp_old, joined.logp_rollout
         self.fills += int((joined.mask & ((old < FILL) | (rollout < FILL))).sum())

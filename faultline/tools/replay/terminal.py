@@ -12,7 +12,7 @@ from harness.errors import printable
 
 WIDTH = 100
 PASTED = 104
-"""Maximum width of lines with settings: that of two of verl's or SkyRL's."""
+"""Maximum width of a line of settings, in characters. It holds two settings of verl or of SkyRL."""
 LEAST, MOST = 5, 3
 """Numbers of presets that the terminal shows: those with the least ESS, and those with the most, such as no correction."""
 CHECK = 17
@@ -186,7 +186,7 @@ def pastes(verdict: Verdict) -> list[dict[str, list[str]]]:
 
 
 def pasted(by_framework: dict[str, list[str]]) -> list[str]:
-    """Format settings to copy as lines of at most PASTED, as few as that takes. Faultline's are shown only if alone."""
+    """Pack settings to copy into lines of at most PASTED characters. Faultline's are left out beside another program's."""
     out: list[str] = []
     for name, settings in by_framework.items():
         if name == "Faultline" and len(by_framework) > 1:

@@ -31,7 +31,8 @@ DEFAULT = _default()
 """Default bounds C: 1,000 from 1 + 1e-6 to e²⁰, where ratios are clamped, 1.7 % apart in log C, ROUND among them."""
 
 Sums = dict[str, np.ndarray]
-"""Name -> sum over tokens at each bound of a kind of correction, [K]. g: effective weight; exact: sequence weight R."""
+"""Name -> number at each bound of a kind of correction, [K]. g, g_sq, g_exact: sums of g, g² and g·R over tokens, with the
+effective weight g and the exact sequence weight R. kept, sequences: tokens and responses with g > 0. max: the largest g."""
 
 
 class Thresholds:
@@ -145,7 +146,7 @@ class _Binned:
         return np.maximum.accumulate(largest)
 
     def _responses(self, family: Family, upper: np.ndarray, units: np.ndarray) -> np.ndarray:
-        """Number of responses that have a token or segment inside the limits, at each bound."""
+        """Number of responses with a unit inside the limits, per bound [K]. upper: limit of distance. units: units inside."""
         if len(self.units.row) == (self.count > 0).sum():  # a unit is a response
             return units.astype(np.float64)
         nearest = by_row(np.minimum, family.distance(self.units.values), self.units.row)

@@ -44,7 +44,8 @@ UNCHANGED = 0.999
 """ESS (a share) above which truncated weights hardly vary. They then only scale the loss and correct nothing."""
 
 Need = Literal["none", "advised", "required", "undecided", "no weight suffices", "not asked"]
-"""Whether a dump needs a correction. not asked: the log-probabilities have a fault, or differ by more than rounding."""
+"""Whether a dump needs a correction. none, advised, required: by its K3. undecided: the dump or K3's interval leaves it open.
+no weight suffices: no bound reaches the target ESS. not asked: a fault, or more than rounding, in the log-probabilities."""
 
 
 class _Part(BaseModel):
@@ -63,7 +64,7 @@ class DumpSize(_Part):
 
 
 class Mismatch(_Part):
-    """Statistics of the uncorrected ρ = π_old/μ. Pareto k is null for equal weights, an ESS is null if all underflow."""
+    """Statistics of the uncorrected ρ = π_old/μ. Pareto k is null for equal weights, an ESS if all weights underflow."""
 
     k1: float = Field(description="mean of log μ − log π_old, nats per token")
     k3: float = Field(description="mean of ρ − 1 − log ρ, nats per token")
@@ -94,7 +95,7 @@ class DiagnosisSummary(_Part):
 
     @property
     def tells(self) -> bool:
-        """Whether the mean ratio has a standard error, so that the test for faults could have failed. It takes four prompts."""
+        """Whether the mean ratio has a standard error, so that the test for faults could fail. This takes four prompts."""
         return self.error is not None
 
 
@@ -287,7 +288,7 @@ def _rounded_down(c: float) -> float:
 
 
 def _need(mismatch: Mismatch, proposal: Proposal | None, target: Target) -> tuple[Need, str]:
-    """Return (need of a correction, reason). The need is "undecided" if the ends of K3's interval give different answers."""
+    """Return (need of a correction, reason). It is "undecided" if K3 has no interval, or one whose ends differ in need."""
     if mismatch.largest_log_ratio == 0:
         return "none", "Every ratio is exactly 1."
     fits = mismatch.ess_sequence is not None and mismatch.ess_sequence >= target.ess
@@ -308,7 +309,7 @@ def _need(mismatch: Mismatch, proposal: Proposal | None, target: Target) -> tupl
 
 
 def _by_k3(k3: float, fits: bool) -> Literal["none", "advised", "required"]:
-    """Whether a mismatch of `k3` needs a correction. fits: whether the sequence ESS reaches the target, as "none" requires."""
+    """Need at the K3 `k3`: "required" from LARGE, "none" below NEGLIGIBLE if the sequence ESS reaches its target (`fits`)."""
     if k3 >= LARGE:
         return "required"
     return "none" if k3 < NEGLIGIBLE and fits else "advised"

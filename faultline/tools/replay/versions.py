@@ -33,7 +33,7 @@ class Versions:
             self.sums[int(steps)] = self.sums.get(int(steps), 0.0) + terms[:, place == k].sum(1)
 
     def table(self) -> pd.DataFrame:
-        """Table with a row per age: behind (optimizer steps), tokens, and their K1, K3 and ESS. It is empty without versions."""
+        """Table by age: behind (optimizer steps), tokens, K1 and K3 (nats per token), ESS. It is empty without versions."""
         columns = ("behind", "tokens", "k1", "k3", "ess_token")
         rows = []
         for behind, sums in sorted(self.sums.items() if self.known else ()):
