@@ -88,7 +88,7 @@ def install(folder: Path | str | None = None, every: int = 1, diagnose_every: in
     from verl.trainer.ppo import rollout_corr_helper as helper
 
     theirs = helper.compute_rollout_correction_and_add_to_batch
-    files_written = () if folder is None else Path(folder).glob("step-*.parquet")
+    files_written = () if folder is None else Path(folder).glob(f"step-{8 * '[0-9]'}.parquet")
     step = max((int(path.stem.removeprefix("step-")) for path in files_written), default=0)
 
     @functools.wraps(theirs)

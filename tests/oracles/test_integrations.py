@@ -67,6 +67,7 @@ def test_verls_own_function_is_recorded_before_it_rejects(tmp_path, monkeypatch)
     for read, seed in zip(faultline.load(tmp_path), (1, 3), strict=True):
         assert torch.equal(read.logp_old[read.mask], batch(seed)[1].logp_old.float()[batch(seed)[1].mask])
     monkeypatch.setattr(rollout_corr_helper, name, theirs)
+    (tmp_path / "step-00000009-9-rank-0.parquet").touch()  # a dump of TRL
     verl.install(tmp_path, every=1)
     getattr(rollout_corr_helper, name)(proto(0)[0], settings)
     assert (tmp_path / "step-00000005.parquet").exists()

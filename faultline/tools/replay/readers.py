@@ -97,7 +97,6 @@ class _BadLine(Exception):
 def read_jsonl(path: Path) -> Iterator[tuple[pa.Table, list[Problem]]]:
     """Read a JSONL file. Yields (table of at most LINES rows, problems of its lines). A faulty line or value is null."""
     with open(path, encoding="utf-8", errors="replace") as file:
-        start = 0
         while lines := list(itertools.islice(file, LINES)):
             rows, problems = [], []
             for number, line in enumerate(lines):
@@ -110,7 +109,6 @@ def read_jsonl(path: Path) -> Iterator[tuple[pa.Table, list[Problem]]]:
                 have = ", ".join(list(json.loads(lines[0]))[:10]) or "none"
                 raise UserError(f"{path}: none of its keys ({have}) is a column of a dump; docs/dumps.md lists those")
             yield _tabulate_rows(rows, problems), problems
-            start += len(lines)
 
 
 def read_skyrl(path: Path) -> Columns:

@@ -149,8 +149,7 @@ def reasons(verdict: Verdict) -> list[str]:
     """Return sentences: why the mismatch's size gives the verdict, and whether a tested rule chooses the correction instead."""
     if _tested(verdict):
         return [f"By its size alone: {WORDS[verdict.need]}.", verdict.reason]
-    asked = verdict.diagnosis.consistent and verdict.diagnosis.tells
-    untested = dict.fromkeys(one.measured for one in verdict.deployed if asked)
+    untested = dict.fromkeys(one.measured for one in verdict.deployed if _sound(verdict))
     return [verdict.reason, *untested]
 
 
@@ -204,9 +203,14 @@ def pasted(by_framework: dict[str, list[str]]) -> list[str]:
     return out
 
 
+def _sound(verdict: Verdict) -> bool:
+    """Whether the log-probabilities are shown to be consistent. Otherwise no rule proposes a correction."""
+    return verdict.diagnosis.consistent and verdict.diagnosis.tells
+
+
 def _tested(verdict: Verdict) -> bool:
-    """Whether a rule tested in docs/decision.md chooses the correction; never if the log-probabilities are not consistent."""
-    return verdict.diagnosis.consistent and any(one.rule is not None for one in verdict.deployed)
+    """Whether a rule tested in docs/decision.md chooses the correction; never without consistent log-probabilities."""
+    return _sound(verdict) and any(one.rule is not None for one in verdict.deployed)
 
 
 def _scales(m: Mismatch) -> list[str]:

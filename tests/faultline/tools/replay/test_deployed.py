@@ -105,6 +105,16 @@ def test_a_fault_gets_no_arm_and_no_word_on_rules(chosen):
     assert shown[-2:] == ["VERDICT  No correction is proposed.", "  Mend it."]
 
 
+def test_too_few_prompts_get_no_headline_of_a_tested_rule():
+    """Without a standard error no rule proposes a correction."""
+    few = verdict()
+    few = few.model_copy(update={"diagnosis": few.diagnosis.model_copy(update={"error": None})})
+    found = answers(few, ONE_STEP, frozen("best constant"), ["trainer"])
+    assert not few.diagnosis.tells and not any(
+        "By the rule" in line for line in terminal.lines(few.model_copy(update={"deployed": found}))
+    )
+
+
 def test_a_tested_rule_answers_where_the_size_alone_would_not():
     """The constant was tested on every regime; the size alone asks for none."""
     small = verdict(k3=1e-5).model_copy(update={"need": "none", "reason": "K3 is small."})
