@@ -122,8 +122,7 @@ def local_engine(plan: Plan, precision: PrecisionConfig, *, noise: float = 0.0, 
 def build_task(config: Config) -> Task:
     """Build the task of a config. Raises UserError on data that cannot be used."""
     tokenizer = hub_tokenizer(config.model) if isinstance(config.model, HubConfig) else None
-    make = TASKS[config.task.name]
-    check(f"task.name={config.task.name}", make, {}, inputs=("config", "tokenizer"))
+    make = bind(TASKS[config.task.name], f"task.name={config.task.name}", {}, inputs=("config", "tokenizer"))
     return make(config.task, tokenizer)
 
 

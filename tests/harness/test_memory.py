@@ -169,6 +169,8 @@ def test_what_is_not_known_is_refused(config):
         memory(parse(compose("model=moe")), 1)
     with pytest.raises(UserError, match="advantage=gae: the memory of a critic is not computed"):
         memory(config("advantage=gae"), 1)
+    with pytest.raises(UserError, match=r"task.name=os:system: system\(command\) cannot be called as"):
+        memory(parse(compose("task.name=os:system")), 1)
     with pytest.raises(UserError, match="cannot be shared evenly by 3 ranks"):
         memory(config(), 3)
 
