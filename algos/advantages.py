@@ -117,8 +117,8 @@ def maxrl(rewards: Tensor) -> Tensor:
 def remax(rewards: Tensor, *, greedy: Tensor) -> Tensor:
     """ReMax: the reward of the greedy response is the baseline, A = R − R_greedy.
 
-    R = `rewards` [P, G], with G responses to each of P prompts. R_greedy = `greedy` [P], the reward of each prompt's greedy
-    response, which is the whole baseline. Source: arXiv 2310.10505 algorithm 1.
+    R = `rewards` [P, G], with G responses to each of P prompts. R_greedy = `greedy` [P] is the reward of each prompt's
+    greedy response. Source: arXiv 2310.10505 algorithm 1.
     """
     assert greedy.shape == rewards.shape[:1]
     return rewards - greedy[:, None]

@@ -31,11 +31,11 @@ class Batch(NamedTuple):
     selected: Tensor | None = None
 
     def rows(self, index: Tensor | slice) -> Batch:
-        """The batch of the responses that `index` selects: a tensor of their numbers, or a slice."""
+        """Return the batch of the responses at `index`, a tensor of response numbers or a slice of them."""
         return Batch._make(None if part is None else part[index] for part in self)
 
     def widened(self) -> Batch:
-        """The batch with its half-precision tensors converted to fp32, as every function that computes with a batch needs it."""
+        """Return the batch with half-precision tensors converted to fp32, because no algorithm computes in half precision."""
         return Batch._make(part if part is None else at_least_fp32(part) for part in self)
 
 

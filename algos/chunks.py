@@ -17,13 +17,14 @@ from algos.diagnostics.rows import Rows, merge
 from algos.ratios import Ratio
 
 CHUNK = 1 << 17
-"""Maximum number of tokens in one chunk, padding included."""
+"""Maximum number of tokens in one chunk, padding included. A chunk has at least one response, even if that is longer."""
 
 
 def chunks(ratio: Ratio, whole: bool = False) -> Iterator[tuple[Tensor, Ratio]]:
-    """Yield chunks of a batch as (response numbers, `Ratio` of these responses, cut to the longest of them).
+    """Yield the responses of a batch in chunks, longest first, as (response numbers, `Ratio` of these responses).
 
-    A batch of at most `CHUNK` tokens, or on a GPU, is one chunk. whole: any batch is one chunk.
+    Columns after the last token of a chunk are cut off, unless the batch has segments. A batch of at most `CHUNK` tokens, or on
+    a GPU, is one chunk, neither sorted nor cut. whole: any batch is one chunk.
     """
     batch, policy = ratio.batch, ratio.policy
     responses, columns = batch.mask.shape
@@ -42,7 +43,7 @@ def chunks(ratio: Ratio, whole: bool = False) -> Iterator[tuple[Tensor, Ratio]]:
 
 
 def chunked(function: Callable[[Ratio], Rows], ratio: Ratio, whole: bool = False) -> Rows:
-    """Call `function` on chunks of a batch; return its numbers per response, fp64, in the batch's order. whole: in one chunk."""
+    """Call `function` on each chunk of a batch; return the joined results, fp64, in the batch's order. whole: use one chunk."""
     numbers, rows = zip(*((numbers, function(part)) for numbers, part in chunks(ratio, whole)), strict=True)
     order = torch.cat(numbers).argsort()
     return {name: value[order] for name, value in merge(rows).items()}

@@ -21,7 +21,7 @@ GARBAGE = (float("nan"), float("inf"), -float("inf"), 1e30)
 
 
 def check_loss(loss: Callable, params: dict[str, Any]) -> None:
-    """Check that a loss `(logp, logp_prox, advantages, mask, **params) -> TokenLoss` keeps the rules of `losses.base`."""
+    """Check a loss: parameters, shapes, masking, gradient, finiteness, and that order, padding and splitting have no effect."""
     assert isinstance(getattr(loss, "anchored", None), bool), "a loss says whether it is `anchored`: use @loss(anchored=…)"
     keywords = [p for p in inspect.signature(loss).parameters.values() if p.kind is p.KEYWORD_ONLY]
     assert {p.name for p in keywords} == set(params), f"keyword-only parameters {[p.name for p in keywords]} ≠ {list(params)}"
@@ -56,8 +56,8 @@ def check_filter(filter_: Callable, params: dict[str, Any]) -> None:
 def check_advantage(estimator: Callable, params: dict[str, Any], inputs: dict[str, Tensor]) -> None:
     """Check an advantage estimator `(rewards [P, G], **inputs) -> [P, G]` on P = 3 prompts with G = 4 responses each.
 
-    The advantages must be finite, and move with the rewards if a prompt's responses are reordered. inputs: name -> tensor,
-    [3, 4] or [3], for each name in the estimator's attribute `needs`.
+    The advantages must be finite, and move with the rewards if a prompt's responses are reordered. inputs: a tensor
+    [3, 4] or [3] by name, for each name in the estimator's attribute `needs`.
     """
     rewards = torch.tensor([[1.0, 0, 0, 1], [0, 0, 0, 0], [1, 0.5, 2, 0]], dtype=torch.float64)
     needs = getattr(estimator, "needs", ())
@@ -81,7 +81,7 @@ def example(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def run(loss: Callable, batch: tuple[Tensor, ...], params: dict[str, Any], selected: Tensor | None = None):
-    """Return a loss's TokenLoss on `batch`, (logp, logp_prox, advantages, mask), and the gradient of the summed loss by logp.
+    """Return a loss's TokenLoss on `batch` = (logp, logp_prox, advantages, mask), and the gradient of its sum in logp, [B, T].
 
     selected: the fifth argument of a loss that selects tokens.
     """

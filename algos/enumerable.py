@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 class EnumerablePolicy(NamedTuple):
-    """All N = V^T responses of T tokens from V symbols: tokens [N, T], and state [N, T], the number of each token's prefix."""
+    """All N = V^T responses of T tokens from V symbols. tokens: [N, T]. state: [N, T], the number of each token's prefix."""
 
     tokens: Tensor
     state: Tensor
 
     @classmethod
     def of(cls, vocabulary: int, length: int) -> EnumerablePolicy:
-        """List all responses of `length` tokens over a vocabulary of `vocabulary` symbols."""
+        """Return the policy over all N = V^T responses of T = `length` tokens from V = `vocabulary` symbols."""
         responses = list(itertools.product(range(vocabulary), repeat=length))
         prefixes = [p for t in range(length) for p in itertools.product(range(vocabulary), repeat=t)]
         number = {prefix: i for i, prefix in enumerate(prefixes)}
@@ -35,7 +35,7 @@ class EnumerablePolicy(NamedTuple):
 
 
 def policies(space: EnumerablePolicy, *noise: float, seed: int = 0) -> list[Tensor]:
-    """Random logits [states, V], followed by one noisy copy per number in `noise`, the standard deviation of its normal noise."""
+    """Return random logits [states, V], then for each s in `noise` a copy of them plus normal noise of standard deviation s."""
     generator = torch.Generator().manual_seed(seed)
     shape = (int(space.state.max()) + 1, int(space.tokens.max()) + 1)
     first = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -43,5 +43,5 @@ def policies(space: EnumerablePolicy, *noise: float, seed: int = 0) -> list[Tens
 
 
 def rewards(space: EnumerablePolicy, seed: int = 1) -> Tensor:
-    """A random reward of either sign for each of the N responses, [N]."""
+    """Return a standard normal reward for each of the N responses, [N] fp64."""
     return torch.randn(len(space.tokens), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

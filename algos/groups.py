@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def log_expectation(log_mu: Tensor, present: Tensor, prompt: Tensor) -> Tensor:
-    """GEPO's expectation of μ̄ over the responses to the prompt of each response, log Ê[μ̄], [B], in nats.
+    """The log of GEPO's expectation of μ̄ over the responses to the same prompt, log Ê[μ̄], for each response, [B] in nats.
 
     Ê[μ̄] = Σ_j μ̄_j²/Σ_j μ̄_j over the responses j to the prompt that are `present`
 
@@ -25,7 +25,7 @@ def log_expectation(log_mu: Tensor, present: Tensor, prompt: Tensor) -> Tensor:
 
 
 def consecutive(ids: Tensor) -> Tensor:
-    """Number the distinct `ids` [B] as 0, 1, … in ascending order. Unlike Tensor.unique, this does not wait for the device."""
+    """Return each id's rank, from 0, among the distinct `ids` [B]. Unlike Tensor.unique, this does not wait for the device."""
     ranked, order = ids.sort()
     number = (ranked.diff(prepend=ranked[:1]) != 0).cumsum(0)
     return torch.empty_like(number).scatter(0, order, number)

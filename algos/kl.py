@@ -1,7 +1,7 @@
 """Estimators of KL(π_θ‖π_ref) from tokens, as values and as losses: `(logp, logp_ref, mask, logp_prox) -> [B, T]`.
 
 Each estimator is a function of x = log π_ref − log π_θ (`logp_ref` − `logp`, nats) and 0 off the mask. Only `logp` carries a
-gradient. Only k3_unbiased reads `logp_prox` (log π_old or log μ). An estimator with the right value may have another gradient.
+gradient. Only k3_unbiased reads `logp_prox` (log π_old or log μ). An estimator of the right value may have a wrong gradient.
 With tokens from π_θ, E[∇k2] = ∇KL(π_θ‖π_ref), while E[∇k1] = 0 and E[∇k3] = ∇KL(π_ref‖π_θ), the reverse KL.
 Source: Schulman, joschu.net/blog/kl-approx.html.
 """
@@ -30,25 +30,25 @@ def estimator(*, anchored: bool) -> Callable:
 
 @estimator(anchored=False)
 def k1(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
-    """KL estimator k1 = −x, x = log π_ref − log π_θ: unbiased, of either sign. Its gradient ∇log π_θ has mean 0 under π_θ."""
+    """Unbiased KL estimator −x, x = log π_ref − log π_θ, [B, T] nats, 0 off `mask`. Gradient: ∇log π_θ, of mean 0 under π_θ."""
     return log_ratio(logp, logp_ref.detach(), mask)
 
 
 @estimator(anchored=False)
 def absolute(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
-    """Penalty |x| ≥ 0 with x = log π_ref − log π_θ, which estimates no divergence. Gradient: −sign(x)·∇log π_θ."""
+    """Penalty |x|, no KL estimator; x = log π_ref − log π_θ, [B, T] nats, 0 off `mask`. Gradient: −sign(x)·∇log π_θ."""
     return k1(logp, logp_ref, mask).abs()
 
 
 @estimator(anchored=False)
 def k2(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
-    """KL estimator k2 = x²/2 ≥ 0, x = log π_ref − log π_θ: biased. Its gradient −x·∇log π_θ is the KL's for tokens from π_θ."""
+    """Biased KL estimator x²/2, x = log π_ref − log π_θ, [B, T], 0 off `mask`. Gradient: −x·∇log π_θ, unbiased under π_θ."""
     return k1(logp, logp_ref, mask).square() / 2
 
 
 @estimator(anchored=False)
 def k3(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
-    """KL estimator k3 = eˣ − 1 − x ≥ 0, x = log π_ref − log π_θ: unbiased. Gradient: (1 − eˣ)·∇log π_θ.
+    """Unbiased KL estimator k3 = eˣ − 1 − x, x = log π_ref − log π_θ, [B, T] nats, 0 off `mask`. Gradient: (1 − eˣ)·∇log π_θ.
 
     Above x = 20 both eˣ and x are bounded, so k3 stays at e²⁰ − 21 and its gradient is 0. With eˣ alone bounded, k3 would fall
     and become negative. Below x = −20 the gradient is ∇log π_θ. Source: arXiv 2402.03300 eq. 4 (GRPO's penalty).
@@ -59,14 +59,14 @@ def k3(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = 
 
 @estimator(anchored=False)
 def k3_k2(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
-    """KL estimator with the value of `k3` and the gradient of `k2` (verl's `low_var_kl+`): sg(k3) + k2 − sg(k2), sg = detach."""
+    """KL estimator sg(k3) + k2 − sg(k2), [B, T] nats, sg = detach: value of `k3`, gradient of `k2` (verl's `low_var_kl+`)."""
     gradient = k2(logp, logp_ref, mask)
     return k3(logp, logp_ref, mask).detach() + gradient - gradient.detach()
 
 
 @estimator(anchored=True)
 def k3_unbiased(logp: Tensor, logp_ref: Tensor, mask: Tensor, logp_prox: Tensor | None = None) -> Tensor:
-    """KL estimator r·k3, where r = π_θ/π_prox carries a gradient: unbiased in value and gradient for tokens from π_prox.
+    """KL estimator r·k3, [B, T] nats, r = π_θ/π_prox with a gradient: value and gradient are unbiased for tokens from π_prox.
 
     Gradient: r·(k3 + 1 − eˣ)·∇log π_θ = −r·x·∇log π_θ, x = log π_ref − log π_θ. Source: DeepSeek-V3.2, arXiv 2512.02556 section
     3.1. Limit: at r = 1 it has the value of `k3` and the gradient of `k2`. Raises ValueError without `logp_prox`, log π_prox.

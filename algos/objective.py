@@ -46,7 +46,7 @@ class Objective(NamedTuple):
         return (self.proximal == "old" and self.anchored) or (self.correction.active and self.correction.ratio == "old")
 
     def select(self, batch: Batch, counted: Tensor) -> Batch:
-        """The mini-batch, with `selected` set to the tokens of `counted` [B, T] bool that a loss such as clip_cov picks out."""
+        """Set `selected` to the tokens of `counted` [B, T] that a loss such as clip_cov picks. Other losses change nothing."""
         select = getattr(self._function, "select", None)
         if select is None:
             return batch

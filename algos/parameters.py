@@ -19,9 +19,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from annotated_types import Ge, Interval
 
 LARGE = 1e9
-"""Largest finite bound on a ratio that a config may give: ratios reach e²⁰ = 4.9e8, and fp32 holds the square of that."""
+"""Largest finite bound on a ratio that a config may give: ratios are at most e²⁰ = 4.9e8, and (1e9)² is finite in fp32."""
 SMALL = 1e-9
-"""Smallest positive bound on a ratio that still has an effect: ratios are computed down to e⁻²⁰ = 2.1e-9."""
+"""Smallest positive bound on a ratio that a config may give: no ratio is below e⁻²⁰ = 2.1e-9, so less would have no effect."""
 
 Infinite = Annotated[float, Ge(math.inf)]
 Share = Annotated[float, Interval(gt=0, le=1), "a share in (0, 1]"]

@@ -16,7 +16,7 @@ LOG_RATIO_BOUND = 20.0
 """Bound of |log ρ| in nats before exp, for a ratio ρ of two policies: e²⁰ ≈ 4.9e8 keeps ρ, ρ² and their sums finite in fp32."""
 
 LONGEST = 1 << 22
-"""Maximum length in tokens of a response whose Σρ² is finite for all ratios ρ. A batch's length would depend on padding."""
+"""Longest response, in tokens, whose Σρ² is finite for all ratios ρ: a constant, because a batch's width varies by padding."""
 
 LEVELS = ("token", "prefix", "sequence", "geometric", "segment", "segment_geometric", "worst_token")
 
@@ -54,7 +54,7 @@ class Ratio:
         return log_ratio(self.policy, self.batch.logp_rollout, self.mask)
 
     def cached(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
-        """The tensor derived from the ratio that is stored under `key`; `make` computes it at the first use."""
+        """Return the tensor stored under `key`, a quantity derived from the ratio. `make` computes it at the first use."""
         if key not in self._values:
             self._values[key] = make()
         return self._values[key]
@@ -87,7 +87,7 @@ class Ratio:
 
     @cached_property
     def k3(self) -> Tensor:
-        """The K3 estimator ρ − 1 − l ≥ 0 of each token, [B, T], l = log π − log μ; ρ = e^l is bounded, and l is bounded above.
+        """The K3 estimator ρ − 1 − l ≥ 0 of each token, [B, T] nats, l = log π − log μ clamped to ≤ 20, and to ±20 in ρ = e^l.
 
         Without the bound on l, the difference would become negative beyond e²⁰ nats. Because expm1 is monotone, clamping ρ − 1
         is the same as clamping its l.
@@ -97,7 +97,7 @@ class Ratio:
 
 
 def at_level(values: Tensor, mask: Tensor, level: str, segments: Tensor | None = None) -> Tensor:
-    """Sum, average or maximise the `values` [B, T] of tokens, 0 off the mask, over the tokens that share a value at a level.
+    """Sum, average or maximise `values` [B, T], which are 0 off the mask, over the tokens that share a value at a level.
 
     token: unchanged, [B, T]. prefix: the sum up to and with the token, [B, T], 0 off the mask.
     sequence, geometric, worst_token: the sum, mean and maximum over the response, [B, 1].
@@ -126,7 +126,7 @@ def at_level(values: Tensor, mask: Tensor, level: str, segments: Tensor | None =
 
 
 def sizes(mask: Tensor, level: str, segments: Tensor | None = None) -> Tensor:
-    """Number (at least 1) of tokens that share a value at `level`: 1, or those of the response [B, 1] or segment [B, T]."""
+    """Number, at least 1, of tokens that share a value at `level`: 1 [1, 1], the response's [B, 1], or the segment's [B, T]."""
     if level in ("token", "prefix"):
         return mask.new_ones((1, 1), dtype=torch.long)
     if level in ("segment", "segment_geometric"):

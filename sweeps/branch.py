@@ -1,4 +1,4 @@
-"""`faultline branch`: continue a run from a checkpoint with other config values, and compare. Wrong keys fail at once."""
+"""`faultline branch`: continue a run from a checkpoint with other config values, and report on the runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sweeps.launchers.local import Local
 
 FIXED = ("task", "model", "warmstart", "actor.zero_stage", "actor.dtype", "rollout.staleness", "rollout.partial_tokens",
          "collapse.detectors")  # fmt: skip
-"""Config keys that a run from another's checkpoint cannot change: its policy, optimizer and responses were made with them."""
+"""Beginnings of config keys that a branch cannot change, because the state in the checkpoint was made with their values."""
 
 
 def branch(origin: Path, at: int | None, arms: list[str], seeds: int, noise: bool = False, trust: bool = False) -> Path:

@@ -64,7 +64,7 @@ def logs(path: Path, runs: list[str], n: int) -> None:
 
 
 def cancel(path: Path) -> None:
-    """Cancel the jobs of the sweep, or stop its launcher; each run saves a checkpoint. A search's controller is stopped first."""
+    """Cancel a sweep's Slurm jobs, or stop its local launcher; the runs save checkpoints. A search's controller stops first."""
     sweep = open_sweep(path)
     search = (sweep.home / "search-spec.json").exists()
     _launcher_here(sweep, search)
@@ -86,7 +86,7 @@ def cancel(path: Path) -> None:
 
 
 def retry(path: Path, runs: list[str], code: str | None) -> None:
-    """Relaunch the runs whose hashes begin with one of `runs`, as last launched; if empty, the failed and stopped ones.
+    """Relaunch, as last launched, runs whose hashes begin with one of `runs`, or the failed and stopped ones if it is empty.
 
     code: a value for hydra.launcher.code, which only Slurm uses. Raises SystemExit if a run has not finished.
     """
@@ -109,7 +109,7 @@ def open_sweep(path: Path) -> Sweep:
 
 
 def current_states(sweep: Sweep) -> dict[str, RunState]:
-    """Run -> state, from the sweep's log and Slurm. Prints damaged lines of the log, and the reason if Slurm does not answer."""
+    """Each run's state by its hash, from the sweep's log and Slurm. Prints damaged lines, and the reason if Slurm is silent."""
     states = sweep.states()
     print("".join(f"{printable(damage)}\n" for damage in sweep.damaged), end="", file=sys.stderr)
     if _on_slurm(sweep):
@@ -124,7 +124,7 @@ def current_states(sweep: Sweep) -> dict[str, RunState]:
 
 
 def select_runs(sweep: Sweep, beginnings: list[str], states: dict[str, RunState]) -> dict[str, RunState]:
-    """The runs whose hashes begin with one of `beginnings`, each fitting one run; if it is empty, failed and stopped runs."""
+    """Select from `states` by beginnings of hashes, each of which must fit one run; without any, failed and stopped runs."""
     if not beginnings:
         return {run: state for run, state in states.items() if state.state in TROUBLE}
     selected = {}
@@ -137,7 +137,7 @@ def select_runs(sweep: Sweep, beginnings: list[str], states: dict[str, RunState]
 
 
 def _launcher_here(sweep: Sweep, search: bool) -> Launcher | None:
-    """The launcher at work on the sweep. Raises UserError if it is elsewhere and must be signalled.
+    """The launcher at work on the sweep, or None. Raises UserError if it must be signalled but runs on a different machine.
 
     search: whether the sweep is a search. A launcher must be signalled to cancel a search, or a grid without Slurm.
     """

@@ -69,7 +69,7 @@ class Sweep:
             write_file(self.path, f".sweep/{name}", json.dumps(content, indent=2) + "\n", durable=True)
 
     def log(self, event: str, runs: Iterable[str], **more: Any) -> None:
-        """Append an event with the keys `more` for each of `runs` to ledger.jsonl. Only `planned` creates the file."""
+        """Append an event with the keys `more` for each of `runs` to ledger.jsonl. Only `planned` creates the folder."""
         assert event in EVENTS
         now = round(time.time(), 3)
         refuse_links(self.path, ".sweep/ledger.jsonl")
@@ -95,7 +95,7 @@ class Sweep:
         return events
 
     def states(self) -> dict[str, RunState]:
-        """Run -> its state according to the events in ledger.jsonl alone."""
+        """State of each run, by its hash, according to the events in ledger.jsonl alone."""
         states: dict[str, RunState] = {}
         arms = functools.cache(self.arms)
         for event in self.events():
@@ -108,7 +108,7 @@ class Sweep:
         return states
 
     def arms(self) -> dict[str, str]:
-        """Run with a readable config -> its name without the seed, which runs that differ only in seed share."""
+        """Arm of each run with a readable config, by the run's hash. Runs that differ only in their seed share an arm."""
         configs = {}
         for path in self.path.glob("*/config.json"):
             with suppress(UserError):

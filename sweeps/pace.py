@@ -20,7 +20,7 @@ def cost(config: Config) -> str:
 
 
 def estimate(grid: dict[str, Config], todo: list[str]) -> str:
-    """Words on the steps that the runs `todo` have left and how long these take, by the pace of earlier runs of equal `cost`."""
+    """Say how many steps the runs `todo` have left, and how long they take at the pace of earlier runs of equal `cost`."""
     if not todo:
         return ""
     root = next(iter(grid.values())).path.parent.parent
@@ -35,7 +35,7 @@ def estimate(grid: dict[str, Config], todo: list[str]) -> str:
 
 
 def _paces(sweeps: list[Sweep]) -> dict[str, list[float]]:
-    """Digest of the keys that decide a step's duration (`cost`) -> seconds per step of each ended run with this digest."""
+    """Seconds per step of every ended run, grouped by the digest (`cost`) of the keys that decide a step's duration."""
     paces: dict[str, list[float]] = {}
     for sweep in sweeps:
         costs: dict[str, str] = {}

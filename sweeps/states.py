@@ -13,7 +13,7 @@ EVENTS: dict[str, dict[str, type]] = {
     "ended": {"state": str},
     "cancelled": {},
 }
-"""Event in the log of a sweep -> its required keys besides `event`, `run` and `time`. A line without them counts as damaged.
+"""Required keys and types of each event in a sweep's log, besides `event`, `run` and `time`. A line without them is damaged.
 
 planned: the run belongs to the sweep; arm is its name without the seed. renamed: the name has changed, since new runs of the
 sweep differ in a further key. submitted: a launcher took up the run; batch names its file in .sweep/batches, and is empty for
@@ -30,15 +30,15 @@ ENDS = {
 PLAIN = re.compile(r"[\w\-][\w.\-]*", re.ASCII)
 """Pattern of valid names of runs and jobs: no path, and no hidden file."""
 STUCK = 3
-"""Number of starts of a run from one step after which it counts as failed: the time limit is too short to reach a checkpoint."""
+"""Number of starts of a run from one step after which it counts as failed, because it reaches no checkpoint in time."""
 
 
 class RunState(NamedTuple):
     """The state of a run by the sweep's log. arm: its name without the seed. steps: number of RL steps of the whole run.
 
-    state: queued, submitted, running, cancelled or one of ENDS. job: the run's present or last job. batch: name of the Slurm
-    submission with the run, else empty. step: step of its checkpoint at the last start. starts: number of consecutive starts
-    from that step.
+    state: queued, submitted, running, cancelled or one of ENDS; pending if Slurm says so. job: the run's present or last job.
+    batch: name of the Slurm submission with the run, else empty. error: why the run waits or ended badly, else empty.
+    step: step of its checkpoint at the last start. starts: number of consecutive starts from that step.
     """
 
     arm: str

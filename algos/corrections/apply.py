@@ -30,7 +30,7 @@ class Corrected(NamedTuple):
     counted: Tensor
 
     def rows(self, index: Tensor | slice) -> Corrected:
-        """The weights, kept and counted tokens of the responses that `index` selects: a tensor of their numbers, or a slice."""
+        """Return the correction of the responses at `index`, a tensor of response numbers or a slice of them."""
         return Corrected(*(part[index] for part in self))
 
 
@@ -73,7 +73,7 @@ def bounded_weights(rho: Tensor, weight: Weight) -> Tensor:
 
 
 def token_weights(ratio: Ratio, weight: Weight) -> Tensor:
-    """The bounded weight of each token before normalize=batch divides by the mean, [B, T]; 0 off the mask; 1 with apply=false."""
+    """Each token's bounded weight [B, T] before normalize=batch divides it by the mean; 1 with apply=false; 0 off the mask."""
     weights = bounded_weights(raw_weights(ratio, weight), weight) if weight.apply else ratio.l.new_ones(())
     return torch.where(ratio.mask, weights, 0.0)
 
@@ -99,7 +99,7 @@ def kept_tokens(ratio: Ratio, spec: Correction) -> Tensor:
 
 
 def passes(name: str, ratio: Ratio, filter_: Reject) -> Tensor:
-    """The tokens or responses that the filter called `name` keeps, [B, T] or [B, 1] bool. Raises ValueError on missing input."""
+    """Whether the filter `name` keeps each token [B, T] or response [B, 1], on the mask. Raises ValueError on missing input."""
     keep = within(statistic(ratio, filter_), filter_.lower, filter_.upper)
     if filter_.level == "worst_token":
         keep = keep.all(-1, keepdim=True)  # padding passes: it holds the statistic of equal policies
@@ -116,8 +116,8 @@ def passes(name: str, ratio: Ratio, filter_: Reject) -> Tensor:
 def statistic(ratio: Ratio, filter_: Reject) -> Tensor:
     """The values that a filter compares with its bounds: one per token [B, T], or one per response [B, 1].
 
-    statistic=ratio gives ρ = π/μ itself, so that a ratio equal to a bound is kept at every level. Other statistics, such as k3
-    and prob_diff, are other distances of π and μ. level=worst_token gives ratio and prob_diff per token, and the maximum over the
+    statistic=ratio gives ρ = π/μ itself, so that a ratio equal to a bound is kept at every level. `spec.Reject` defines the
+    other statistics, such as k3 and prob_diff. level=worst_token gives ratio and prob_diff per token, and the maximum over the
     response of any other statistic. level=suffix gives every statistic per token.
     """
     return ratio.cached((filter_.statistic, filter_.level), lambda: _statistic(ratio, filter_))
@@ -134,7 +134,7 @@ def within(values: Tensor, lower: float | None, upper: float | None) -> Tensor:
 
 
 def plugged(ratio: Ratio, spec: Correction) -> Tensor:
-    """The tokens that every plug-in filter keeps, [B, T] bool. Plug-ins see the whole batch: their bounds may depend on it.
+    """The tokens that every plug-in filter keeps, [B, T] bool. Plug-ins see the whole batch, since their bounds may need it.
 
     Each plug-in gets the original mask, so their order has no effect. Raises ValueError on a parameter of the wrong type, and on
     a result that is not [B, T] bool, because a result [B] would broadcast over the tokens if B = T.

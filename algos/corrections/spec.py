@@ -59,7 +59,7 @@ class Weight:
     action: Action = "truncate"
     """Treatment of a ratio out of bounds: truncate caps it at upper, clip moves it to the bound, mask gives weight 0."""
     lower: float | None = None
-    """Lower bound of the ratio ρ, in [0, 1]. null: none, where verl takes 1/upper. In a config, `reciprocal` is 1/upper."""
+    """Lower bound of the ratio ρ, in [0, 1]. null: no bound; verl takes 1/upper then. In a config, `reciprocal` is 1/upper."""
     upper: float | None = None
     """Upper bound of the ratio ρ, ≥ 1. null: none."""
     apply: bool = True
@@ -111,7 +111,7 @@ class Reject:
     level: RejectLevel
     """Level of the filter's statistic, such as token, sequence (over the response) or worst_token (its worst token)."""
     statistic: Statistic = "ratio"
-    """The quantity that the filter compares with its bounds."""
+    """Quantity compared with the bounds: the ratio ρ = π/μ at `level`, or a distance of π and μ taken per token."""
     lower: float | None = None
     """Lower bound of the statistic: a token or response below is rejected. null: none. In a config, `reciprocal` is 1/upper."""
     upper: float | None = None
@@ -166,7 +166,7 @@ class Correction:
     """
 
     ratio: RatioNumerator = "old"
-    """The numerator of ρ = π/μ. old: π_old. current: π_θ, detached."""
+    """Policy π in the numerator of ρ = π/μ: π_old (old), or π_θ (current), detached."""
     weight: Weight = field(default_factory=Weight)
     """The weight that multiplies the token loss."""
     reject: dict[str, Reject | Plugin] = field(default_factory=dict)
@@ -193,14 +193,14 @@ class Correction:
 
     @property
     def levels(self) -> dict[str, str]:
-        """Config key, such as weight.level -> level, such as token, of the weight and of each filter that is no plug-in."""
+        """Level of the weight (if any) and of each filter but plug-ins, by config key, as in {"weight.level": "token"}."""
         weight = {"weight.level": self.weight.level} if self.weight.level else {}
         filters = {name: filter_ for name, filter_ in self.reject.items() if isinstance(filter_, Reject)}
         return weight | {f"reject.{name}.level": filter_.level for name, filter_ in filters.items()}
 
     @property
     def weighs(self) -> bool:
-        """Whether the correction multiplies the loss by a weight, rather than computing none or one for its metrics only."""
+        """Whether the correction multiplies the loss by a weight. False without a weight, or with one for its metrics only."""
         return self.weight.level is not None and self.weight.apply
 
     @property

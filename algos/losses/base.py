@@ -62,7 +62,7 @@ def loss(*, anchored: bool, select: Callable[..., Tensor] | None = None) -> Call
 
 
 def _prepared(logp: Tensor, logp_prox: Tensor | None, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Convert a loss's inputs to one dtype and set them to 0 off the mask, where NaN·0 would give NaN values and gradients."""
+    """Return the inputs in one dtype, detached but for logp, and 0 off the mask, because NaN·0 would be NaN there."""
     assert logp.ndim == 2 and mask.dtype == torch.bool, (logp.shape, mask.dtype)
     assert logp.shape == advantages.shape == mask.shape, (logp.shape, advantages.shape, mask.shape)
     dtype = torch.promote_types(logp.dtype, torch.float32)

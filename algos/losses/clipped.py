@@ -36,7 +36,7 @@ def ppo(
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float, dual_clip: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(PPO's loss of ratio r and advantage A, where it is not −A·r, where the dual clip acts); the last is None without one."""
+    """Return PPO's loss, a bool mask where it is not −A·r, and one where the dual clip acts (None without one); r = `ratio`."""
     free = -advantages * ratio
     value, capped = torch.maximum(free, -advantages * ratio.clamp(1 - eps_low, 1 + eps_high)), None
     if dual_clip is not None:

@@ -32,7 +32,7 @@ def covariance(logp: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
 
 @torch.no_grad()
 def select_band(logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, share: float, lower: float, upper: float, **_):
-    """Select a `share` of all tokens (at least one) from those with lower < covariance < upper, by a hash of log π_prox and A."""
+    """Select, by a hash, a `share` of all tokens (at least one) from those with lower < covariance < upper; [B, T] bool."""
     if not lower < upper:
         raise ValueError(f"loss.lower={lower}: must be a covariance below loss.upper={upper}")
     cov = covariance(logp_prox, advantages, mask)
@@ -41,7 +41,7 @@ def select_band(logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, share: f
 
 @torch.no_grad()
 def select_top(logp_prox: Tensor, advantages: Tensor, mask: Tensor, *, share: float, **_):
-    """Select the `share` of all tokens (at least one token) with the largest covariance of log-probability and advantage."""
+    """Select the `share` of all tokens, at least one, with the largest covariance of log π_prox and advantage; [B, T] bool."""
     return _first(-covariance(logp_prox, advantages, mask), mask, mask, share)
 
 
@@ -82,7 +82,7 @@ def kl_cov(
 
 
 def _first(keys: Tensor, candidates: Tensor, mask: Tensor, share: float) -> Tensor:
-    """Select the candidates with the smallest keys: ⌊share·tokens of the mask⌋, at least one. Equal keys go together."""
+    """Select ⌊share·tokens of `mask`⌋ candidates, at least one, with the smallest keys; [B, T] bool. Equal keys go together."""
     worst = torch.iinfo(keys.dtype).max if keys.dtype == torch.int64 else torch.inf
     ranked = torch.where(candidates, keys, worst).flatten().sort().values
     if not ranked.numel():
@@ -93,7 +93,7 @@ def _first(keys: Tensor, candidates: Tensor, mask: Tensor, share: float) -> Tens
 
 
 def _hash(first: Tensor, second: Tensor) -> Tensor:
-    """A pseudo-random number in [0, 2³¹) from the bits of two fp32 numbers, so that it does not depend on the order of tokens."""
+    """Hash pairs of fp32 numbers to integers in [0, 2³¹), so that a token's hash does not depend on its place in the batch."""
     bits = first.float().view(torch.int32).long() * 0x9E3779B1 + second.float().view(torch.int32).long() * 0x85EBCA6B
     bits = (bits ^ (bits >> 15)) & 0xFFFFFFFF
     return ((bits * 0x2C1B3C6D) ^ (bits >> 12)) & 0x7FFFFFFF

@@ -25,8 +25,8 @@ def gspo(
 
     L = max(−A·s, −A·clip(s, 1−ε_low, 1+ε_high)),  s_t = sg(exp(mean_τ log r_τ))·π_θ(t)/sg(π_θ(t))
 
-    where r = π_θ/π_prox (`logp`, `logp_prox`), the mean is over the response's tokens (`mask`), A = `advantages` [B,
-    T], ε = `eps_low`, `eps_high` (offsets from ratio 1), sg stops the gradient. Source: arXiv 2507.18071 eq. 5 to 7,
+    where r = π_θ/π_prox (`logp`, `logp_prox`), the mean is over the response's tokens (`mask`), A = `advantages`,
+    ε = `eps_low`, `eps_high` (offsets from ratio 1), sg stops the gradient. Source: arXiv 2507.18071 eq. 5 to 7,
     token form eq. 13 and 14. Gradient: −A·s·∇log π_θ where not clipped. The paper reduces by seq_mean_token_mean.
     Limits: at π_θ = π_prox the gradient of `ppo`; for one A per response, the gradient through the response's ratio.
     Raises ValueError on eps_low or eps_high < 0, or eps_low > 1.

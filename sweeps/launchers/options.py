@@ -104,5 +104,5 @@ class SlurmOptions:
 
 
 def _hyphened(name: object) -> str:
-    """The name of an option as sbatch writes it, which submitit also takes with underscores."""
+    """The name of an sbatch option with hyphens, as sbatch writes it; submitit also takes underscores."""
     return str(name).replace("_", "-")

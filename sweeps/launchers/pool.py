@@ -44,7 +44,7 @@ class _Started(NamedTuple):
 
 
 class Pool:
-    """Executes a sweep's runs on one machine, a forked process each. job: name that the sweep's log of events gives their job."""
+    """Executes a sweep's runs on this machine, `parallel` at a time, each forked. job: name of their job in the sweep's log."""
 
     def __init__(self, sweep: Sweep, parallel: int, job: str):
         os.environ["OMP_NUM_THREADS"] = "1"  # the forked runs inherit it
@@ -152,7 +152,7 @@ def _held_back(numbers: Iterable[signal.Signals]) -> Iterator[None]:
 
 
 def run_in_child(config_json: str, log: str) -> None:
-    """Train one run in a process of the fork server. The process starts with the server's blocked signals and unblocks them."""
+    """Train a run in a forked process, its output in the file `log`. Unblocks the signals that the fork server blocks."""
     for number in STOPPING:  # until the run catches them, they end it where it is
         signal.signal(number, signal.SIG_DFL)
     end_with_parent(signal.SIGTERM)
@@ -169,7 +169,7 @@ def follow(sweep: Sweep, run: str) -> None:
 
 
 def _train(config_json: str, log: str) -> None:
-    """Train a run and write its output to the file `log`."""
+    """Train a run, its output in the file `log`. Exit with code `UNAVAILABLE` on an external cause, or 2 on a user's error."""
     try:
         with writing(Path(log)), open_own(Path(log), "a") as file:
             os.dup2(file.fileno(), 1)
@@ -184,7 +184,7 @@ def _train(config_json: str, log: str) -> None:
 
 
 def _outcome(folder: RunFolder, code: int) -> tuple[str, str]:
-    """Return (final state, one of states.ENDS, and error) of a run, from its folder and its process's exit code."""
+    """Return (final state, error) of a run by its folder and exit code, and mark the folder of a killed run as interrupted."""
     with suppress(UserError):
         if code == 0 or folder.state in FINISHED:  # a signal may still end a process that has nothing left to do
             return folder.state, ""

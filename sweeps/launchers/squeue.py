@@ -56,7 +56,7 @@ def ask(*command: str) -> str:
 
 
 def job_name(sweep: Sweep) -> str:
-    """The name shared by all Slurm jobs of a sweep, and by no other sweep's."""
+    """The name shared by all Slurm jobs of a sweep, and by no jobs of other sweeps."""
     return f"{sweep.path.name}-{hashlib.sha256(str(sweep.path.resolve()).encode()).hexdigest()[:8]}"
 
 
@@ -71,7 +71,7 @@ def jobs(sweep: Sweep) -> list[Job]:
 
 
 def jobs_by_run(sweep: Sweep, tasks: list[Job]) -> dict[str, Job]:
-    """Run -> its latest job among `tasks` that waits or runs, else its latest job. Runs without a job are left out."""
+    """Job of each run that has one, by the run's hash: its latest in `tasks` that waits or runs, else its latest."""
     batches: dict[str, list[list[str]]] = {}
     by_run: dict[str, Job] = {}
     for job in sorted(tasks, key=lambda job: job.live):
@@ -121,7 +121,7 @@ def leave_jobs_running(sweep: Sweep) -> Iterator[None]:
 
 
 def cancel_jobs(sweep: Sweep, runs: list[str] | None = None) -> list[str]:
-    """Cancel the sweep's waiting and running jobs, only those that contain any of `runs` if given. Returns the cancelled runs."""
+    """Cancel the sweep's waiting and running jobs. runs: only jobs that contain one of these. Returns the cancelled runs."""
     tasks = [job for job in jobs(sweep) if job.live]
     if runs is not None:
         tasks = list({job.id: job for run, job in jobs_by_run(sweep, tasks).items() if run in runs}.values())

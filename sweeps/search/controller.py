@@ -48,7 +48,7 @@ class Controller:
 
     study: optuna.Study
     began: tuple[float, int]
-    """Time at which this process began to search, and the number of trials that had ended by then."""
+    """Monotonic time, in seconds, at which this process began to search, and the number of trials that had ended by then."""
 
     def __init__(self, spec: Spec, sweep: Sweep):
         self.spec, self.sweep = spec, sweep
@@ -136,7 +136,7 @@ class Controller:
         print(f"trial {trial.number}: {_arm(values)}, {len(runs)} runs", file=sys.stderr, flush=True)
 
     def _update_trial(self, trial: FrozenTrial) -> None:
-        """Report a trial's new evaluations. End it if all runs have ended or one has collapsed, else resubmit stopped runs."""
+        """Report new evaluations, then end the trial or resubmit its stopped runs. A collapse ends it unless in a k-section."""
         live = Trial(self.study, trial._trial_id)  # Optuna has no public way to report to a trial of another process
         runs = [config.digest for config in self._configs(trial)] if "first_seed" in trial.user_attrs else []
         if not runs or not self.runs.submitted(runs):  # the controller was killed between asking and submitting
@@ -179,7 +179,7 @@ class Controller:
         return [trial for trial in self.study.get_trials(deepcopy=False) if trial.state in ENDED]
 
     def _left(self) -> str:
-        """Number of ended trials, and the time left at this process's pace. A search by k-section does not know its total."""
+        """Text with the number of ended trials and the time left at this process's pace, which is unknown in a k-section."""
         ended = len(self._ended())
         if self.spec.sections:
             return f"; {ended} trials"

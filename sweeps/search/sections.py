@@ -20,7 +20,7 @@ class Point(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Next step of a k-section. tries: numbers to try with new seeds.
+    """Next step of a k-section. tries: numbers to try with new seeds; empty once the search is over.
 
     bracket: the last tried number at which at most half of the runs collapse, and the first one beyond it; None if missing.
     """

@@ -55,7 +55,7 @@ class Range(Strict):
 
 
 class Prune(Strict):
-    """When to end a trial: in its last `patience` evaluations the worst seed scored below `fraction` of the trial's best."""
+    """Rule to end a trial: its worst seed scored below `fraction` of its best in each of the last `patience` evaluations."""
 
     fraction: Annotated[float, Field(gt=0, lt=1)]
     patience: Count
@@ -116,7 +116,7 @@ class Spec(Strict):
 
     @property
     def distributions(self) -> dict[str, BaseDistribution]:
-        """Name of each of Optuna's parameters of the search -> its distribution."""
+        """Distribution of each parameter of the search, by the parameter's name in Optuna."""
         return {
             self.parameter(key): axis.distribution if isinstance(axis, Range) else CategoricalDistribution(axis)
             for key, axis in self.space.items()

@@ -55,7 +55,7 @@ def free_seed(others: list[FrozenTrial], params: dict[str, Any], seeds: int) -> 
 
 
 def importance(ended: list[FrozenTrial]) -> dict[str, float]:
-    """Importance of each parameter (PED-ANOVA, arXiv 2304.10255). Collapsed trials have the lowest score. {} below 4 trials."""
+    """Importance of each parameter (PED-ANOVA, arXiv 2304.10255). Collapsed trials get the lowest score. {} below 4 trials."""
     values = [trial.value for trial in ended if trial.state == TrialState.COMPLETE and trial.value is not None]
     if len(ended) < 4 or not values:
         return {}

@@ -90,11 +90,11 @@ class TrialRuns:
         return sum(any(event["kind"] == "collapse" for event in self.sweep.folder(run).events()) for run in runs)
 
     def evaluations(self, run: str) -> dict[int, float]:
-        """Step -> held-out reward of a run, at each of its evaluations."""
+        """Held-out reward of a run at each of its evaluations, by step."""
         return {int(row["step"]): row["eval/reward"] for row in self.sweep.folder(run).metrics() if "eval/reward" in row}
 
     def worst_seed(self, runs: list[str]) -> dict[int, float]:
-        """Step -> lowest held-out reward among the runs, at each evaluated step that all of them have reached."""
+        """Lowest held-out reward among the runs, by step, at the evaluated steps that all of them have reached."""
         tables = [self.evaluations(run) for run in runs]
         common = set.intersection(*(set(table) for table in tables))
         return {step: min(table[step] for table in tables) for step in sorted(common)}

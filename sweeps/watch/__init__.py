@@ -1,1 +1,1 @@
-"""`faultline watch SWEEP`: progress of a running sweep, as a local page or in the terminal. Only reads the sweep's folders."""
+"""`faultline watch SWEEP`: progress of a running sweep, as a local page or in the terminal. It only reads the sweep's files."""

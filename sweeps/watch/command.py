@@ -8,7 +8,7 @@ from sweeps.watch.follow import Follower
 
 
 def watch(sweep: Path, port: int = 0, tui: bool = False) -> None:
-    """Follow the sweep until Ctrl-C; in a terminal until all its runs have ended.
+    """Show the sweep as a page until Ctrl-C, or with `tui` in the terminal until all its runs have ended.
 
     port: port of the page on 127.0.0.1, 0 for a free one. Raises UserError if the folder is missing, or the port is taken.
     """

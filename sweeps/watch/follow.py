@@ -57,7 +57,7 @@ class Alarm(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """Key that is equal for two records of one alarm: its kind and detector, which reports once per run, or else its step."""
+        """Key, equal for two records of one alarm: (kind, detector, −1), or (kind, "", step) if no detector reported it."""
         return self.kind, self.detector, -1 if self.detector else self.step
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Tail:
         self.path, self.offset, self.node = path, 0, 0
 
     def lines(self, most: int) -> tuple[list[bytes], bool]:
-        """Read about `most` bytes of whole new lines: (lines, whether more wait). A replaced file is read from its start."""
+        """Return (about `most` bytes of whole new lines, whether more wait). A replaced file is read from its start."""
         found = regular(self.path)
         if found is None:
             return [], False
@@ -99,8 +99,9 @@ class Tail:
 class Followed:
     """A run of a watched sweep. timed: number of steps with a known duration. spent: seconds that all but the first took.
 
-    alarms: by `Alarm.key`, since a resumed run may record an alarm again. changed: number of the last reading of the sweep
-    (`Follower.look`) in which the run had changed. over: whether nothing is left to read.
+    alarms: by `Alarm.key`, since a resumed run may record an alarm again. time: seconds since the epoch of its last status.
+    changed: number of the last reading of the sweep (`Follower.look`) in which the run had changed. over: whether nothing is
+    left to read.
     """
 
     name: str
@@ -126,7 +127,7 @@ class Followed:
 
     @property
     def seconds(self) -> float | None:
-        """Mean seconds per step; evaluations, which take several times as long as a step, are included. None before two steps."""
+        """Mean seconds per step after the first, with the time of evaluations. None before two steps."""
         return self.spent / (self.timed - 1) if self.timed > 1 else None
 
     @property
@@ -141,7 +142,7 @@ class Followed:
 
 
 class Follower:
-    """Reader of the runs of one sweep under way. Each call of `look` reads what was written to their folders since the last.
+    """Reader of the runs of one sweep under way. Each call of `look` reads what was written since the last call.
 
     marks: colours and markers by arm (runs alike but for the seed), as in reports. look_number: number of calls so far. renewed:
     number of the last call that found new or missing runs. behind: number of runs whose metrics are not fully read.
@@ -270,7 +271,7 @@ class Follower:
                 self.ended_at[name] = _finite(event.get("time")) or 0.0
 
     def _apply_ledger(self, run: Followed) -> None:
-        """Take a run's state from the sweep's log if that is newer: cancelled, or ended before the process wrote its folder."""
+        """Take an unfinished run's state from the sweep's log if it is one of `LOST` and not older than its folder's state."""
         known = self.ledger_states.get(run.name)
         if known and known.state in LOST and run.state not in FINISHED and self.ended_at[run.name] >= run.time:
             if (known.state, known.error) != (run.state, run.error):

@@ -1,7 +1,7 @@
 """HTTP server for the page of a running sweep. It serves this machine only and changes nothing.
 
 The address holds a secret, since other users of the machine can reach 127.0.0.1 too. A name other than localhost in the Host
-header is refused: a page from elsewhere could give its own name this address (DNS rebinding).
+header is refused, because a foreign page could give its own name this address (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class WatchServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/{self.secret}/"
 
     def page(self, nonce: str) -> str:
-        """HTML of the page, readable even without its script."""
+        """HTML of the page, readable even without its script. nonce: admits the script under the Content-Security-Policy."""
         return _template("watch.html").render(summary=self._summary(), every=EVERY, nonce=nonce)
 
     def state(self) -> str:
@@ -118,7 +118,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log no requests, since the terminal shows the address."""
+        """Log no requests, because they would push the address out of the terminal."""
 
 
 def _local(host: str) -> bool:

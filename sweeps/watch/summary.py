@@ -47,8 +47,9 @@ class Failure(NamedTuple):
 class Summary(NamedTuple):
     """Summary of a sweep under way.
 
-    gone: whether the sweep's folder is missing. rate: steps per minute of all runs together. left: seconds left, None while the
-    pace is unknown. silent: runs that have written nothing for long. behind: number of runs whose metrics are not fully read.
+    gone: whether the sweep's folder is missing. step, steps: steps done and in all, summed over runs. rate: steps per minute of
+    all runs together. left: seconds left, None while the pace is unknown. silent: runs that have written nothing for long.
+    behind: number of runs whose metrics are not fully read.
     """
 
     name: str
