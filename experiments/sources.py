@@ -58,7 +58,7 @@ ROOT, SWEEP = Path("runs"), "sources"
 FOLDER = Path("experiments/study/sources")
 STARTS_FILE = FOLDER / "starts.csv"
 LATE = 20
-"""Number of steps of each of two compared medians of K3: a run's last steps, and the steps after its first EARLY (20)."""
+"""Two medians of K3 are compared, each of this many steps: the last ones of a run, and those after its first EARLY (20)."""
 LENGTH = 64
 """Response length, in tokens, for which the column `ess_64` estimates the sequence ESS."""
 

@@ -19,7 +19,7 @@ HOME = Path(__file__).parents[1]
 
 
 class Rooms:
-    """Import finder for modules of this project that a package of the same name in the working folder does not have."""
+    """Import finder for a working folder whose package, such as `harness`, hides this project's: it finds what theirs lacks."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:

@@ -54,7 +54,7 @@ def arm(config: Mapping[str, Any]) -> Arm:
 
 
 def arms(configs: Mapping[str, Mapping[str, Any]], but: Collection[str] = ()) -> dict[str, Arm]:
-    """Map each run of a sweep to the name of its arm, which runs that differ only in seed share. configs: run -> whole config.
+    """Map each run of a sweep to its arm. Runs that differ only in their seed share an arm. configs: run -> whole config.
 
     A key that belongs to a named plug-in is compared among runs of that plug-in only: `loss.eps_low` among runs of one loss.
     Keys of `correction` are compared among runs of the same correction (levels, actions, filters). Keys in `but` are left out,

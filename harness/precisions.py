@@ -80,7 +80,7 @@ def vllm_option(weights: str | None, activations: str | None) -> str | None:
 
 
 def vllm_refusals(machine: Machine) -> dict[str, str | None]:
-    """Map vLLM's precisions to why vLLM cannot compute in them on `machine`; None if it can. Unquantised ones share a key."""
+    """Map vLLM's precisions to why vLLM cannot compute in them on `machine`; None if it can. UNQUANTISED is one key."""
     refusals: dict[str, str | None] = {UNQUANTISED: None}
     refusals |= {name: _refusal(name, machine) for name, precision in PRECISIONS.items() if precision.vllm is not None}
     return refusals

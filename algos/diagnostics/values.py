@@ -68,9 +68,9 @@ def values(pairs: LogpPairs) -> dict[str, float]:
 def fill(column: Tensor, other: Tensor, left: Tensor) -> Fill:
     """The most frequent value of `column` [n], log μ or log π, that is no log-probability; NaN with shares of 0 if none.
 
-    A value counts if it is a whole number or below −15 nats, and commoner than its neighbours. At its tokens, `other` [n], log π
-    or log μ, must be far from the value and mostly distinct: equal contexts repeat a number in both, and a certain token has 0 in
-    both. left [n]: number of the response's tokens after each token.
+    A value counts if it is a whole number or below −15 nats, and commoner than its neighbours. At its tokens the other policy's
+    column `other` [n] must be far from the value, since a certain token has 0 in both. It must be mostly distinct there, since
+    equal contexts repeat a number in both. left [n]: number of the response's tokens after each token.
     """
     unique, counts = column[(column % 1 == 0) | (column < FLOOR)].unique(return_counts=True)
     for i in counts.argsort(descending=True)[:COMMONEST].tolist():

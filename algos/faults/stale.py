@@ -7,7 +7,7 @@ CORRELATION = 0.37
 """Correlation of a response's mean log π − log μ with its advantage that shows the fault; fresh weights had at most 0.335."""
 SURE = 4.5
 EXPLAINED = 0.6
-"""Maximum share of the variance of logit π − logit μ that a line in logit μ may explain; another temperature explains more."""
+"""A mismatch is called stale only if a line in logit μ explains less than this share of the variance of logit π − logit μ."""
 
 
 def _signature(s: Statistics) -> float | None:

@@ -25,6 +25,8 @@ def outcomes(runs: pd.DataFrame, final: pd.Series, references: dict[str, str], c
     collapse_p, reward_p: exact p of equal times to collapse and of equal last rewards. *_holm_p: Holm-adjusted over the
     comparisons of one `question` (precision or correction).
     least_p: the p if all runs of one arm were above those of the other. note: weaknesses of the comparison.
+    runs: table of `Results.runs`. final: last reward by run. references: arm -> its reference arm. combinations: a row per arm
+    with its places least, most and from_control.
     """
     placed = combinations.set_index("arm")[["least", "most", "from_control"]]
     tau = survival.horizon(runs)

@@ -109,10 +109,11 @@ def non_inferior_p(
 def equivalent_p(
     x: np.ndarray, y: np.ndarray, margin: float, paired: bool = False, rng: np.random.Generator | None = None
 ) -> float:
-    """Exact p of H0: |δ| ≥ margin with δ = E x − E y, the larger p of two one-sided tests (TOST). x, y: a value per run.
+    """p of H0: |δ| ≥ margin with δ = E x − E y, the larger p of two one-sided permutation tests. x, y: a value per run.
 
-    Source: Schuirmann, J. Pharmacokinet. Biopharm. 15:657, 1987. The margin has the unit of x and y. Most small samples lack
-    a rare collapse, so a claim also needs an upper limit of the share of collapses.
+    paired: x[i] and y[i] share a seed. Small samples give the exact p; for larger ones `rng` draws permutations. The margin has
+    the unit of x and y. Most small samples lack a rare collapse, so a claim also needs an upper limit of the share of
+    collapses. Source: Schuirmann, J. Pharmacokinet. Biopharm. 15:657, 1987.
     """
     rng = rng or np.random.default_rng(0)
     return max(non_inferior_p(x, y, margin, paired, rng), non_inferior_p(y, x, margin, paired, rng))

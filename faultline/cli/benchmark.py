@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(words: list[str], regimes: Path | None, multirun: bool, **options: Any) -> None:
-    """Run a benchmark and print its tables. Plug-ins in the working directory can be imported."""
+    """Train what `words` (overrides, plug-ins) describe in the benchmark's regimes, and print its row in the tables."""
     plug_ins_here()
     from faultline.tools.benchmark import benchmark_command
 

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(dump: Path | None, **options: Any) -> None:
-    """Print the verdict on a dump and write its page. Raises SystemExit with FAULT, FAILED or UNDECIDED if one applies."""
+    """Print the verdict on a dump or a shipped example, and write its page. Raises SystemExit: FAULT, FAILED or UNDECIDED."""
     from faultline.tools.replay.command import replay_command
 
     renamed = {"example": "example_name", "all": "tables", "json": "as_json", "gate": "gates"}

@@ -70,7 +70,8 @@ def drop_removed(values: dict[str, Any]) -> None:
 class _Found(NamedTuple):
     """A removed key found in a config.
 
-    place: dotted name of its section, "" at the top. own: the section's keys and values. key: its name. gone: default, reason.
+    place: dotted name of its section, "" at the top. own: the section's keys and values. key: its name. gone: its last default,
+    and why it was removed.
     """
 
     place: str

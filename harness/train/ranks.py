@@ -159,7 +159,7 @@ class Watch(threading.Thread):
             os._exit(code)  # the main thread may be waiting for the dead rank for ever
 
     def _leave(self) -> None:
-        """Leave the run. Rank 0, which may hold the store, leaves last, after at most PATIENCE · EVERY / 5 seconds."""
+        """Leave the run. Rank 0, which may serve the ranks' store, waits for the others, at most PATIENCE · EVERY / 5 seconds."""
         self.leaving = True
         with suppress(dist.DistError):
             left = self.store.add("left", 1)

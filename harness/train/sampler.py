@@ -66,11 +66,11 @@ class Sampler:
         return torch.rand(rows, self.task.answer_length, generator=generator(self.config.seed, "rollout", number))
 
     def sample(self, number: int) -> Responses:
-        """Sample and reward responses to the prompts `draw_prompts(number)`, by the engine's present weights."""
+        """Sample responses to the prompts of rollout `number` (from 0 on) with the engine's present weights, and reward them."""
         return self.rewarded(self.draw_prompts(number), self.gather(self.sample_share(number)))
 
     def sample_share(self, number: int) -> Rollout:
-        """Sample this rank's share of the responses to the prompts `draw_prompts(number)`."""
+        """Sample this rank's share of the responses to the prompts of rollout `number`."""
         with self.clock.phase("generate"):
             rollout = self.generate_share(self.engine, self.draw_prompts(number), self.draw_uniforms(number))
         self.clock.sampled_tokens += int(rollout.written.sum()) * self.ranks.size

@@ -185,7 +185,7 @@ def pastes(verdict: Verdict) -> list[dict[str, list[str]]]:
 
 
 def pasted(by_framework: dict[str, list[str]]) -> list[str]:
-    """Pack settings to copy into lines of at most PASTED characters. Faultline's are left out beside another program's."""
+    """Lines of at most PASTED characters with the settings to copy. Faultline's own are left out if another program has some."""
     out: list[str] = []
     for name, settings in by_framework.items():
         if name == "Faultline" and len(by_framework) > 1:
