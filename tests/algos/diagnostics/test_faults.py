@@ -46,6 +46,16 @@ def test_an_edit_is_named(example, edit, name):
     assert found.evidence and found.check and found.strength >= 1
 
 
+@pytest.mark.parametrize("name", ["bf16", "fp8"])
+def test_certain_endings_are_no_padding(name):
+    """The last two tokens of each response have probability 1 on both sides, as forced end tokens have."""
+    own, _, tokens = read(EXAMPLE / f"{name}.parquet")
+    last = own.mask & (own.mask.flip(-1).cumsum(-1).flip(-1) <= 2)
+    certain = own._replace(**{name: torch.where(last, 0.0, getattr(own, name)) for name in ("logp_rollout", "logp_old")})
+    assert diagnose(certain).kind == "consistent" and diagnose(certain, tokens=tokens).kind == "consistent"
+    assert diagnose(edited(own, "padding", 2, 7)).fault == "mask"
+
+
 def test_the_check_of_raw_log_probabilities_names_the_key_of_each_program():
     """SkyRL 0.3.0 sets every key of engine_init_kwargs on vLLM's arguments."""
     check = FAULTS["raw_logprobs"].check
