@@ -72,6 +72,22 @@ def test_the_exponent_tells_the_base_of_both_columns():
     assert math.isnan(exponent(torch.zeros(4, dtype=torch.float64)))
 
 
+def test_the_tests_of_the_sampler_hold_in_the_base_of_both_columns():
+    """μ = (1/2, 1/4, 1/4) and π = (1/4, 1/4, 1/2) in base 10, each token as often as μ says; H(π) = 3/2·ln 2 nats."""
+    mu, pi = (torch.tensor([[a], [a], [0.25], [b]]).double().log10() for a, b in ((0.5, 0.25), (0.25, 0.5)))
+    pairs = LogpPairs(Batch(mu, torch.ones(4, 1, dtype=torch.bool), pi))
+    found = identity(pairs) | surprise(pairs, torch.full((4, 1), 1.5 * math.log(2), dtype=torch.float64))
+    assert found["identity/base10_z"] == pytest.approx(0, abs=1e-9) and abs(found["identity/base2_z"]) > 0.1
+    assert found["surprise/base10_z"] == pytest.approx(0, abs=1e-9) and abs(found["surprise/z"]) > 1
+    # four prompts have two samples each of a token of probability 1/2, logged as −1; they agree in two prompts: 1/2 − e⁻¹
+    half = torch.full((8, 1), 0.5).double().log2()
+    batch = Batch(half, torch.ones(8, 1, dtype=torch.bool), half, prompt=torch.arange(8) // 2)
+    told = collisions(LogpPairs(batch), torch.tensor([[0], [0], [1], [1], [0], [1], [1], [0]]))
+    assert told["collisions/base2_z"] == pytest.approx(0, abs=1e-9) and told["collisions/z"] == pytest.approx(
+        normal(0.5 - math.exp(-1), math.sqrt(4 / 3) / 4, 3)
+    )
+
+
 def test_the_error_is_that_of_a_ratio_over_clusters():
     # sums less mean·n of four clusters: mean 2; (1−2) + (2−2), 3 − 2, 1 − 2, 3 − 2 = −1, 1, −1, 1
     mean = clustered_mean(torch.tensor([1.0, 2, 3, 1, 3]).double(), torch.tensor([0, 0, 1, 2, 3]))
