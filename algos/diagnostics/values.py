@@ -16,6 +16,8 @@ FEWEST = 3
 """Minimum number of tokens at which a value must occur to be called a fill value."""
 FLOOR = -15.0
 """Bound in nats: a log-probability below it that occurs at several tokens is a floor, such as log 1e-8 = -18.4."""
+POSITIVE = 1e-4
+"""Bound in nats above which a log-probability is above 0 by more than the rounding of fp32 logits, a few 1e-6."""
 IMPOSSIBLE = -100.0
 """Bound in nats: a token whose log μ is below it cannot have been sampled, since e⁻¹⁰⁰ is 4e-44."""
 CERTAIN = -1e-6
@@ -44,6 +46,7 @@ def values(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, float]:
 
     rollout_fill, rollout_fill_share, rollout_fill_gap, rollout_fill_last: value and fields of the `Fill` of log μ; trainer_fill
     and so on: those of log π. NaN, 0, 0, 0 if there is no fill value.
+    rollout_positive, trainer_positive: share of tokens whose log μ or log π is above 0 beyond rounding.
     missing: share of response tokens whose log μ or log π is infinite or NaN. impossible: share with log μ < −100 nats.
     head, tail: share of tokens in a run of two or more equal pairs (log μ, log π) at the start or the end of a response. Such
     runs are prompt tokens or padding that the mask calls response. head_inside, tail_inside: share of tokens outside these runs
@@ -60,6 +63,8 @@ def values(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, float]:
         "values/trainer_fill_share": trainer.share,
         "values/trainer_fill_gap": trainer.gap,
         "values/trainer_fill_last": trainer.last,
+        "values/rollout_positive": float((pairs.mu > POSITIVE).sum()) / max(1, len(pairs)),
+        "values/trainer_positive": float((pairs.pi > POSITIVE).sum()) / max(1, len(pairs)),
         "values/missing": pairs.dropped / max(1, pairs.dropped + len(pairs)),
         "values/impossible": float((pairs.mu < IMPOSSIBLE).sum()) / max(1, len(pairs)),
         "values/head": head,
