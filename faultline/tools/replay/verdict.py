@@ -86,6 +86,8 @@ class DiagnosisSummary(_Part):
     mean_ratio: float | None = Field(description="mean of ρ, 1 of what the sampler drew; null without a token")
     error: float | None = Field(description="its standard error over prompts; null of fewer than four prompts")
     power: float | None = Field(description="distance of the mean ratio from 1 that this dump would have shown")
+    strength: float = Field(description="how far the statistics are beyond the thresholds of the fault, at least 1; 0 of none")
+    statistics: dict[str, float | None] = Field(description="all that were computed, as algos.diagnostics explains them")
 
     @property
     def consistent(self) -> bool:
@@ -238,7 +240,7 @@ def gated(verdict: Verdict, gates: Sequence[Gate], advice: Advice) -> Verdict:
 
 
 def diagnosed(found: diagnose.Diagnosis) -> DiagnosisSummary:
-    """Return the part of a diagnosis that a verdict shows, without the full statistics."""
+    """Return a diagnosis as a verdict shows it. A statistic that the dump cannot tell is None."""
     mean, error = found.statistics["identity/mean"], found.statistics["identity/error"]
     return DiagnosisSummary(
         kind=found.kind,
@@ -250,6 +252,8 @@ def diagnosed(found: diagnose.Diagnosis) -> DiagnosisSummary:
         mean_ratio=_or_none(mean),
         error=_or_none(error),
         power=_or_none(found.power),
+        strength=found.strength,
+        statistics={name: _or_none(value) for name, value in found.statistics.items()},
     )
 
 

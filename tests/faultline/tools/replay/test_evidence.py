@@ -339,6 +339,17 @@ def test_a_baseline_with_a_fault_is_refused(tmp_path):
         known(example("bf16"), baseline=broken)
 
 
+def test_the_json_has_the_statistics_and_the_strength(tmp_path, capsys):
+    """ρ = 1/2, 1/2, 1, 2 at four tokens of one place: E[(1−ρ)+] = E[(ρ−1)+] = 1/4, and the mean is 1."""
+    mu, pi = (np.log(np.array(part)) for part in ([[0.5], [0.5], [0.25], [0.25]], [[0.25], [0.25], [0.25], [0.5]]))
+    files.write(tmp_path / "d.parquet", {"logp_rollout": mu, "logp_old": pi, "mask": np.ones((4, 1), bool)})
+    main(["replay", str(tmp_path / "d.parquet"), "--json", "--out", str(tmp_path / "out")])
+    told = json.loads(capsys.readouterr().out)["diagnosis"]
+    assert told["strength"] == 0 and told["statistics"]["identity/mean"] == pytest.approx(1)
+    assert told["statistics"]["identity/below"] == told["statistics"]["identity/above"] == pytest.approx(0.25)
+    assert told["statistics"]["surprise/z"] is None
+
+
 def test_entropies_of_a_dump_show_another_sampler(tmp_path):
     """Both columns give heads the odds 0.7, whose entropy is 0.6109 nats, and three tokens of four are heads.
 
