@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from algos.diagnostics.pairs import LogpPairs, clustered_mean
+from algos.diagnostics.pairs import BASES, LogpPairs, clustered_mean
 
 SAME = 1e-4
 """Two tokens after equal prefixes count as equal if their log π differ by at most `SAME` nats; used without token ids."""
@@ -32,13 +32,15 @@ def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, floa
 
     whose tail exp(−z²/2) bounds the chance of so few or so many agreements (W. Hoeffding, J. Am. Stat. Assoc. 58 (1963) 13). A
     clustered error alone is too small if agreements are rare: with none it is only the spread of e. Where z < 0 the tokens
-    vary more than μ says. shared: number of leading positions at which every pair agrees. shared_odds: the share of pairs that
-    should do so by log μ. Prompt tokens that the mask counts as response agree in every pair, however improbable.
+    vary more than μ says. base2_z, base10_z: z if log μ is in base 2 or 10. shared: number of leading positions at which every
+    pair agrees. shared_odds: the share of pairs that should do so by log μ. Prompt tokens that the mask counts as response agree
+    in every pair, however improbable.
     tokens: [B, T] ids, also at positions outside the mask, such as a tool's answer: prefixes must have these equal too. Without
     ids found, expected and z are NaN, since a trainer in 16 bits gives one token other log-probabilities in another micro-batch.
     `shared` then takes tokens with log π within 1e-4 nats for equal, which misses some. NaN if no prompt has two responses.
     """
-    nothing = {name: math.nan for name in ("found", "expected", "z")} | {"shared": 0.0, "shared_odds": 1.0}
+    deviates = ("z", *(f"base{base}_z" for base in BASES))
+    nothing = dict.fromkeys(("found", "expected", *deviates), math.nan) | {"shared": 0.0, "shared_odds": 1.0}
     nothing = {f"collisions/{name}": value for name, value in nothing.items()}
     prompt, mask = pairs.batch.prompt, pairs.mask
     if prompt is None or not len(pairs) or pairs.batch.logp_old is None:
@@ -47,7 +49,7 @@ def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, floa
     prompt, mask, mu = prompt[order], mask[order], torch.where(mask, pairs.batch.logp_rollout.double(), 0.0)[order]
     labels = torch.where(pairs.mask, pairs.batch.logp_old.double(), 0.0) if tokens is None else tokens.cpu()
     labels = labels[order]
-    differences, clusters, odds, agreed = [], [], [], []
+    clusters, odds, agreed = [], [], []
     by_place = torch.zeros(3, mask.shape[1], dtype=torch.float64)  # pairs, of them agreeing, Σ log odds
     for distance in range(1, min(MOST, len(prompt) - 1) + 1):
         first, second = slice(None, -distance), slice(distance, None)
@@ -56,26 +58,30 @@ def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, floa
         neither = ~(mask[first] | mask[second])
         prefix = (same & (both if tokens is None else both | neither)).long().cumprod(-1).bool()
         before = both & torch.nn.functional.pad(prefix[:, :-1], (1, 0), value=True)
-        p = mu[first].clamp(max=0.0).exp()
-        differences.append((same.double() - p)[before])
-        odds.append(p[before])
+        odds.append(mu[first].clamp(max=0.0)[before].exp())
         agreed.append(same[before].double())
         clusters.append(prompt[first][:, None].expand_as(before)[before])
         by_place += torch.stack(
             [before.double().sum(0), (before & same).double().sum(0), torch.where(before, mu[first], 0.0).sum(0)]
         )
-    difference = torch.cat(differences)
-    if not len(difference):
+    equal, p = torch.cat(agreed), torch.cat(odds)
+    if not len(p):
         return nothing
     told = {}
     if tokens is not None:
-        mean = clustered_mean(difference, torch.cat(clusters).unique(return_inverse=True)[1])
-        found, expected = float(torch.cat(agreed).mean()), float(torch.cat(odds).mean())
-        z = min(mean.z(0.0), _of_the_null(len(difference), found, expected), key=abs)
-        told = {"collisions/found": found, "collisions/expected": expected, "collisions/z": z}
+        cluster = torch.cat(clusters).unique(return_inverse=True)[1]
+        told = {"collisions/found": float(equal.mean()), "collisions/expected": float(p.mean())}
+        for name, nats in zip(deviates, (1.0, *BASES.values()), strict=True):
+            told[f"collisions/{name}"] = _deviate(equal, p**nats, cluster)
     shared = int(((by_place[0] == by_place[1]) & (by_place[0] >= FEWEST)).long().cumprod(0).sum())
     shared_odds = math.exp(float((by_place[2] / by_place[0].clamp(min=1))[:shared].sum()))
     return nothing | told | {"collisions/shared": float(shared), "collisions/shared_odds": shared_odds}
+
+
+def _deviate(equal: Tensor, p: Tensor, cluster: Tensor) -> float:
+    """The smaller of two normal deviates of the mean of `equal` − p, both [n]. cluster [n]: number of each pair's prompt."""
+    null = _of_the_null(len(p), float(equal.mean()), float(p.mean()))
+    return min(clustered_mean(equal - p, cluster).z(0.0), null, key=abs)
 
 
 def _of_the_null(n: int, found: float, expected: float) -> float:

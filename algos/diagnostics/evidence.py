@@ -26,7 +26,7 @@ Statistics = dict[str, float]
 def statistics(batch: Batch, tokens: Tensor | None = None, entropy: Tensor | None = None) -> Statistics:
     """All statistics of a batch that a diagnosis reads, with the batch's size. Raises ValueError without `logp_old`.
 
-    tokens: [B, T] ids, which `collisions` compares. entropy: H(π_old) [B, T] in nats, which `surprise` needs.
+    tokens: [B, T] ids, for `values` and `collisions`. entropy: H(π_old) [B, T] in nats, which `surprise` needs.
     """
     pairs = LogpPairs(batch)
     found = {
@@ -34,6 +34,6 @@ def statistics(batch: Batch, tokens: Tensor | None = None, entropy: Tensor | Non
         "size/responses": float(pairs.responses),
         "size/prompts": float(len(pairs.cluster.unique())),
     }
-    for measured in (identity, values, alignment, slope, support, duplicates, places, tails, drift):
+    for measured in (identity, alignment, slope, support, duplicates, places, tails, drift):
         found |= measured(pairs)
-    return found | collisions(pairs, tokens) | surprise(pairs, entropy)
+    return found | values(pairs, tokens) | collisions(pairs, tokens) | surprise(pairs, entropy)

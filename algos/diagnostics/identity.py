@@ -17,7 +17,7 @@ import math
 import torch
 from torch import Tensor
 
-from algos.diagnostics.pairs import LogpPairs, Mean
+from algos.diagnostics.pairs import BASES, LogpPairs, Mean
 from algos.diagnostics.positions import bin_of
 
 BIN_EDGES = (-8.0, -4.0, -2.0, -1.0, -0.5, -0.1)
@@ -31,7 +31,7 @@ def identity(pairs: LogpPairs) -> dict[str, float]:
     E[−l], which estimates KL(μ‖π) ≥ 0, and its deviate from 0: negative beyond error when π and μ are swapped or μ did not
     sample. below = E[(1−ρ)+] ≤ 1 and above = E[(ρ−1)+] are equal if E[ρ] = 1; `below` is bounded, so a gap with a small `above`
     is a missing tail. swapped, swapped_z: E[1/ρ], which is 1 if π and μ are exchanged, and its deviate from 1. exponent: see
-    `exponent`.
+    `exponent`. base2_z, base10_z: the deviate of E[ρ] from 1 if log π and log μ are both in base 2 or 10.
     drawn_z: Σ(ρ−1)/√Σ(ρ−1)², the deviate of E[ρ] from 1 with the error of independent tokens. It is right if μ sampled, because
     ρ − 1 are then martingale differences; under another sampler it is larger than z. likelihood: Σ l over all tokens, the log
     likelihood of the batch under π less that under μ. If μ sampled, E[exp Σ l] = 1, so P(Σ l ≥ c) ≤ e⁻ᶜ.
@@ -51,6 +51,7 @@ def identity(pairs: LogpPairs) -> dict[str, float]:
         "identity/k1": k1.mean,
         "identity/k1_z": k1.z(0.0),
         "identity/exponent": exponent(pairs.l),
+        **{f"identity/base{base}_z": pairs.mean((nats * pairs.l).exp()).z(1.0) for base, nats in BASES.items()},
         "identity/drawn_z": float(off.sum()) / size if size > 0 else 0.0,
         "identity/likelihood": float(pairs.l.sum()),
     }

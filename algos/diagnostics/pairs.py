@@ -16,6 +16,9 @@ FARTHEST = 50.0
 """Bound in nats to which |log ρ| of a ratio ρ is clamped, because e⁵⁰ can be squared and summed in fp64."""
 
 
+BASES = {"2": math.log(2), "10": math.log(10)}
+"""Base of logarithms that are not natural -> the factor by which these become nats."""
+
 FEWEST = 4
 """Minimum number of clusters (prompts, or responses if the batch has no prompt numbers) for a standard error of a mean."""
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
-from algos.diagnostics.pairs import LogpPairs
+from algos.diagnostics.pairs import BASES, LogpPairs
 
 
 def surprise(pairs: LogpPairs, entropy: Tensor | None = None) -> dict[str, float]:
@@ -24,18 +25,30 @@ def surprise(pairs: LogpPairs, entropy: Tensor | None = None) -> dict[str, float
     If μ sampled, the s of a response are martingale differences of mean 0. So Σ s² estimates the variance of Σ s, even where
     responses share a prompt. Under another sampler the s of a prompt are alike, and a clustered error would be too large.
     entropy: H(π_old) [B, T] in nats, by the pass that gave logp_old. excess: the mean of s, positive where the tokens are rarer
-    than the policy says. expected: the mean H. NaN without entropies.
+    than the policy says. expected: the mean H. NaN without entropies. base2_z, base10_z: z if log π and log μ are both in base
+    2 or 10, and the entropies in nats.
     Limits: a sampler that cuts tokens away (top-p) or a filter on responses also gives a mean other than 0, as it gives
     E[ρ] ≠ 1. Blind to a sampler under which the mean surprise does not change.
     """
-    nothing = {"surprise/excess": math.nan, "surprise/z": math.nan, "surprise/expected": math.nan}
+    nothing = dict.fromkeys(("surprise/excess", "surprise/z", "surprise/expected"), math.nan)
+    nothing |= {f"surprise/base{base}_z": math.nan for base in BASES}
     if entropy is None or not len(pairs):
         return nothing
     expected = entropy.detach().cpu()[pairs.mask].double()
-    s = pairs.rho * (-pairs.pi - expected)
-    size = float(s.square().sum().sqrt())
+    s = _terms(pairs, expected, 1.0)
     return {
         "surprise/excess": float(s.mean()),
-        "surprise/z": float(s.sum()) / size if size > 0 else 0.0,
+        "surprise/z": _deviate(s),
         "surprise/expected": float(expected.mean()),
+        **{f"surprise/base{base}_z": _deviate(_terms(pairs, expected, nats)) for base, nats in BASES.items()},
     }
+
+
+def _terms(pairs: LogpPairs, entropy: Tensor, nats: float) -> Tensor:
+    """The s of each token, [n]. entropy [n]: H in nats. nats: factor from the unit of log π and log μ to nats."""
+    return (nats * pairs.l).exp() * (-nats * pairs.pi - entropy)
+
+
+def _deviate(s: Tensor) -> float:
+    size = float(torch.linalg.vector_norm(s))
+    return float(s.sum()) / size if size > 0 else 0.0

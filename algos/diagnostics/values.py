@@ -16,8 +16,12 @@ FEWEST = 3
 """Minimum number of tokens at which a value must occur to be called a fill value."""
 FLOOR = -15.0
 """Bound in nats: a log-probability below it that occurs at several tokens is a floor, such as log 1e-8 = -18.4."""
+POSITIVE = 1e-4
+"""Bound in nats above which a log-probability is above 0 by more than the rounding of fp32 logits, a few 1e-6."""
 IMPOSSIBLE = -100.0
 """Bound in nats: a token whose log μ is below it cannot have been sampled, since e⁻¹⁰⁰ is 4e-44."""
+CERTAIN = -1e-6
+"""Log-probability above which a token is certain to the rounding of fp32. A sampler may well have drawn a run of such tokens."""
 FAR = 0.2
 """Minimum mean |log π − log μ| in nats at a fill value, because a token that is certain under both policies has both near 0."""
 
@@ -37,17 +41,19 @@ class Fill(NamedTuple):
 NOTHING = Fill(math.nan, 0.0, 0.0, 0.0)
 
 
-def values(pairs: LogpPairs) -> dict[str, float]:
+def values(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, float]:
     """Fill values in log μ or log π, missing numbers, and constant runs at the ends of responses.
 
     rollout_fill, rollout_fill_share, rollout_fill_gap, rollout_fill_last: value and fields of the `Fill` of log μ; trainer_fill
     and so on: those of log π. NaN, 0, 0, 0 if there is no fill value.
+    rollout_positive, trainer_positive: share of tokens whose log μ or log π is above 0 beyond rounding.
     missing: share of response tokens whose log μ or log π is infinite or NaN. impossible: share with log μ < −100 nats.
     head, tail: share of tokens in a run of two or more equal pairs (log μ, log π) at the start or the end of a response. Such
-    runs are prompt tokens or padding that the mask calls response. inside: share of tokens outside runs that have a run's pair.
+    runs are prompt tokens or padding that the mask calls response. head_inside, tail_inside: share of tokens outside these runs
+    that have the run's pair. See `constant_ends`. tokens: [B, T] ids, or None.
     """
     rollout, trainer = fill(pairs.mu, pairs.pi, pairs.left), fill(pairs.pi, pairs.mu, pairs.left)
-    head, tail, inside = constant_ends(pairs)
+    (head, head_inside), (tail, tail_inside) = constant_ends(pairs, tokens)
     return {
         "values/rollout_fill": rollout.value,
         "values/rollout_fill_share": rollout.share,
@@ -57,11 +63,14 @@ def values(pairs: LogpPairs) -> dict[str, float]:
         "values/trainer_fill_share": trainer.share,
         "values/trainer_fill_gap": trainer.gap,
         "values/trainer_fill_last": trainer.last,
+        "values/rollout_positive": float((pairs.mu > POSITIVE).sum()) / max(1, len(pairs)),
+        "values/trainer_positive": float((pairs.pi > POSITIVE).sum()) / max(1, len(pairs)),
         "values/missing": pairs.dropped / max(1, pairs.dropped + len(pairs)),
         "values/impossible": float((pairs.mu < IMPOSSIBLE).sum()) / max(1, len(pairs)),
         "values/head": head,
+        "values/head_inside": head_inside,
         "values/tail": tail,
-        "values/inside": inside,
+        "values/tail_inside": tail_inside,
     }
 
 
@@ -97,28 +106,47 @@ def _by_chance(column: Tensor, value: Tensor) -> float:
     return 0.0
 
 
-def constant_ends(pairs: LogpPairs) -> tuple[float, float, float]:
-    """Shares of tokens (head, tail, inside): in constant runs at starts of responses, at their ends, and constant elsewhere.
+def constant_ends(pairs: LogpPairs, tokens: Tensor | None = None) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Shares of tokens in constant runs at starts and at ends of responses, each with the share of other tokens like the run.
 
-    A run is two or more tokens with one pair (log μ, log π), the commonest at that end of the responses. inside: the share of the
-    tokens outside the runs that have the pair of the head or of the tail, whichever share is larger.
+    A run is two or more tokens with one pair (log μ, log π), the commonest at that end of the responses. Padding repeats one
+    token, so with tokens [B, T], ids, a run at the end has one id, too. A run of certain tokens at the end, with both
+    log-probabilities 0 to rounding, counts only if responses are filled up to one width. They are if the variance of the places
+    where they end is at most half of that without the runs: it is 0 for one width, and at least the whole for sampled endings.
     """
-    head, head_inside = _runs(pairs, pairs.place == 0, backwards=False)
-    tail, tail_inside = _runs(pairs, pairs.left == 0, backwards=True)
-    return head, tail, max(head_inside, tail_inside)
+    mu_pi = torch.stack([pairs.mu, pairs.pi], -1)
+    with_ids = mu_pi if tokens is None else torch.cat([mu_pi, tokens.cpu()[pairs.mask].double()[:, None]], -1)
+    head, tail = (
+        _runs(pairs, mu_pi, pairs.place == 0, backwards=False),
+        _runs(pairs, with_ids, pairs.left == 0, backwards=True),
+    )
+    return head, tail
 
 
-def _runs(pairs: LogpPairs, ends: Tensor, backwards: bool) -> tuple[float, float]:
-    """Share of tokens in runs of the commonest pair (log μ, log π) at `ends` [n] bool, and that pair's share of other tokens."""
+def _runs(pairs: LogpPairs, keys: Tensor, ends: Tensor, backwards: bool) -> tuple[float, float]:
+    """Share of tokens in runs of the commonest of `keys` at `ends` [n] bool, and that key's share of other tokens.
+
+    keys [n, 2 or 3]: (log μ, log π) of each token, and its id if it is known. backwards: whether `ends` are last tokens.
+    """
     if not len(pairs):
         return 0.0, 0.0
-    unique, counts = torch.stack([pairs.mu[ends], pairs.pi[ends]], -1).unique(dim=0, return_counts=True)
-    mu, pi = unique[counts.argmax()]
+    unique, counts = keys[ends].unique(dim=0, return_counts=True)
+    key = unique[counts.argmax()]
     same = torch.zeros_like(pairs.mask)
-    same[pairs.mask] = (pairs.mu == mu) & (pairs.pi == pi)
+    same[pairs.mask] = (keys == key).all(-1)
     going = same | ~pairs.mask  # a hole in the mask ends no run
     run = (going.flip(-1) if backwards else going).long().cumprod(-1).bool()
     run = (run.flip(-1) if backwards else run) & pairs.mask
     run &= run.sum(-1, keepdim=True) >= 2
+    if backwards and bool((key[:2] > CERTAIN).all()) and not _fill_up(pairs.mask, run):
+        run = torch.zeros_like(run)
     rest = pairs.mask & ~run
     return float(run.sum()) / len(pairs), float((same & rest).sum()) / max(1, int(rest.sum()))
+
+
+def _fill_up(mask: Tensor, run: Tensor) -> bool:
+    """Whether the runs at the ends of responses fill these up to one width. mask, run: [B, T] bool."""
+    after = torch.arange(1, mask.shape[-1] + 1, dtype=torch.float64)
+    present = mask.any(-1)
+    whole, without = ((after * part).amax(-1)[present].var(correction=0) for part in (mask, mask & ~run))
+    return bool(whole <= without / 2)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from algos.diagnostics.evidence import Statistics
+from algos.diagnostics.pairs import BASES
 
 Question = Literal["a", "b", "c"]
 """Key of the statement that a fault supports. a: the logged numbers are not the sampler's. b: they are, but their difference from
@@ -20,10 +21,12 @@ QUESTIONS: dict[Question, str] = {
 
 SURE = 4.0
 """Minimum |normal deviate| that shows a fault. Its probability by chance is 6e-5. 265 batches without a fault had up to 3.9."""
+NATS = 0.01
+"""Minimum |E[π/μ·(−log π − H(π))]| in nats per token that shows a fault, H being π's entropy: in BF16 it is off by as much."""
 SIZE = 0.004
 """Minimum |E[ρ] − 1|, ρ = π/μ, for a broken identity E[ρ] = 1: with few prompts a smaller deviation occurs without a fault."""
 LEANING = 2.5
-"""Maximum number of normal deviates of E[π/μ] from 1 at which the tokens may have been sampled from μ; used by `sampled`."""
+"""Maximum number of normal deviates of E[π/μ] from 1, or of a like test, at which the tokens may have been sampled from μ."""
 OFF = 0.05
 """Minimum |b − 1|, b the slope of logit π on logit μ, that shows another temperature; 0.043 was the maximum without a fault."""
 
@@ -67,6 +70,29 @@ def sampled(s: Statistics) -> bool:
     Permuted responses have a K1 near 0, and a wrong end token moves E[π/μ] by more than `LEANING` normal deviates.
     """
     return max(abs(s["identity/z"]), abs(s["identity/drawn_z"])) < LEANING and s["identity/k1_z"] > SURE
+
+
+def both_bases(s: Statistics) -> dict[str, int]:
+    """Bases in which both columns may be: base -> number of tests, at least one, that fail if the columns are natural logarithms.
+
+    The tests are of what μ sampled: E[π/μ] = 1 (`identity`), the agreement of samples (`collisions`) and their surprise. In a
+    base that is returned none fails. Each test alone may owe that to chance: tokens cut away by top-p can have E[π/μ] < 1 and
+    E[(π/μ)^2.3] = 1.
+    """
+    failed = (
+        broken(s),
+        beyond(abs(s["collisions/z"]) / SURE),
+        beyond(abs(s["surprise/z"]) / SURE, abs(s["surprise/excess"]) / NATS),
+    )
+    number = sum(strength is not None for strength in failed)
+    tests = ("identity", "collisions", "surprise")
+    held = [base for base in BASES if not any(abs(s[f"{test}/base{base}_z"]) >= LEANING for test in tests)]
+    return {base: number for base in held} if number else {}
+
+
+def or_both_bases(s: Statistics) -> str:
+    """End of a sentence of evidence that says in which other base both columns would explain the same tests; or nothing."""
+    return f"; or both columns are in base {' or '.join(bases)}" if (bases := both_bases(s)) else ""
 
 
 def excess(s: Statistics) -> float:

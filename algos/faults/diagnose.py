@@ -12,7 +12,7 @@ from algos.diagnostics import rounding
 from algos.diagnostics.evidence import Statistics, statistics
 from algos.diagnostics.pairs import deviate
 from algos.faults import FAULTS
-from algos.faults.base import QUESTIONS, SIZE, SURE, Fault, broken, excess
+from algos.faults.base import QUESTIONS, SIZE, SURE, Fault, broken, excess, or_both_bases
 
 UNKNOWN = "not explained by rounding"
 
@@ -93,7 +93,7 @@ def judge(found: Statistics) -> Diagnosis:
 def _unexplained(found: Statistics) -> tuple[str, str] | None:
     """Sign of an unnamed fault, (key of `QUESTIONS`, sentence): a if E[π/μ] ≠ 1, b if K3 exceeds rounding; None if neither."""
     if broken(found):
-        cause = f"{QUESTIONS['a']}, or responses were filtered out of the batch"
+        cause = f"{QUESTIONS['a']}, or responses were filtered out of the batch{or_both_bases(found)}"
         return "a", f"{UNKNOWN}: the mean ratio is {found['identity/mean']:.4f} (z {found['identity/z']:.1f}) and not 1; {cause}"
     if excess(found) >= 1:
         return "b", f"{UNKNOWN}: K3 is {found['tails/k3']:.2g}, rounding gives at most {found['size/k3_most']:.2g}"

@@ -12,9 +12,16 @@ def _side(s: Statistics) -> str | None:
     return max(sides, key=lambda side: s[f"values/{side}_fill_share"]) if sides else None
 
 
+def _positive(s: Statistics) -> str | None:
+    side = max(("rollout", "trainer"), key=lambda side: s[f"values/{side}_positive"])
+    return side if s[f"values/{side}_positive"] > 0 else None
+
+
 def _signature(s: Statistics) -> float | None:
     if s["values/missing"] > 0:
         return 1 + s["values/missing"]
+    if positive := _positive(s):
+        return 1 + s[f"values/{positive}_positive"]
     side = _side(s)
     if side is None and s["values/impossible"] > 0:
         return 1 + s["values/impossible"]
@@ -24,6 +31,8 @@ def _signature(s: Statistics) -> float | None:
 def _evidence(s: Statistics) -> str:
     if s["values/missing"] > 0:
         return f"{s['values/missing']:.2%} of the tokens have no finite log-probability"
+    if positive := _positive(s):
+        return f"{s[f'values/{positive}_positive']:.2%} of the {positive}'s log-probabilities are above 0"
     side = _side(s)
     if side is None:
         return (
@@ -45,6 +54,7 @@ FAULT = Fault(
         "SkyRL": "generator.sampling_params.logprobs must not be null; build_logprobs_content floors what vLLM left out",
         "vLLM": "SamplingParams.logprobs; a server floors at -9999.0",
         "prime-rl": "the log-probabilities of the response that the orchestrator received",
+        "yours": "the sign of the column, and whether it holds logits",
     },
     "critical",
     (f"{VERL} rollout.yaml:233", f"{SKYRL} generate_wire.py:28", VLLM),

@@ -15,9 +15,12 @@ ODDS = 0.1
 def _signature(s: Statistics) -> float | None:
     if s["collisions/shared"] > 0 and s["collisions/shared_odds"] < ODDS:
         return ODDS / s["collisions/shared_odds"]
-    if s["values/inside"] >= INSIDE:
-        return None
-    return beyond(max(s["values/head"], s["values/tail"]) / SHARE)
+    return beyond(max(_share(s, "head"), _share(s, "tail")) / SHARE)
+
+
+def _share(s: Statistics, end: str) -> float:
+    """Share of tokens in constant runs at one end of the responses, "head" or "tail"; 0 if such tokens are common elsewhere."""
+    return s[f"values/{end}"] if s[f"values/{end}_inside"] < INSIDE else 0.0
 
 
 def _evidence(s: Statistics) -> str:
@@ -26,7 +29,7 @@ def _evidence(s: Statistics) -> str:
             f"all samples of a prompt agree at their first {s['collisions/shared']:.0f} tokens, which the logged odds give to "
             f"{s['collisions/shared_odds']:.2g} of the pairs: these tokens were not sampled"
         )
-    where, share = max(("start", s["values/head"]), ("end", s["values/tail"]), key=lambda pair: pair[1])
+    where, share = max(("start", _share(s, "head")), ("end", _share(s, "tail")), key=lambda pair: pair[1])
     return f"{share:.1%} of the tokens stand in a run of one constant at the {where} of a response, the same in both columns"
 
 

@@ -1,13 +1,11 @@
 """Fault `sampler`: the tokens were drawn with probabilities that differ from the logged ones."""
 
 from algos.diagnostics.evidence import Statistics
-from algos.faults.base import SKYRL, SURE, TRL, VERL, VLLM, VLLM_MODE, Fault, beyond
+from algos.faults.base import NATS, SKYRL, SURE, TRL, VERL, VLLM, VLLM_MODE, Fault, beyond, or_both_bases
 from algos.faults.truncated_sampling import ONE_SIDED
 
 DRAWN = 4.5
 """Minimum |z| that shows the fault; z compares how often samples of a prompt agree with the logged probabilities."""
-NATS = 0.01
-"""Minimum |E[π/μ·(−log π − H(π))]| in nats per token that shows the fault, H being π's entropy: in BF16 it is off by as much."""
 
 
 def _surprised(s: Statistics) -> float | None:
@@ -29,10 +27,11 @@ def _evidence(s: Statistics) -> str:
         return (
             f"the tokens surprise the trainer by {s['surprise/expected'] + s['surprise/excess']:.2f} nats on average, and its "
             f"entropy is {s['surprise/expected']:.2f} (z {s['surprise/z']:.1f}): they were drawn with other probabilities"
+            f"{or_both_bases(s)}"
         )
     return (
         f"two samples of a prompt agree at {s['collisions/found']:.1%} of the places, and the logged odds say "
-        f"{s['collisions/expected']:.1%} (z {s['collisions/z']:.1f}): they were drawn with other probabilities"
+        f"{s['collisions/expected']:.1%} (z {s['collisions/z']:.1f}): they were drawn with other probabilities{or_both_bases(s)}"
     )
 
 

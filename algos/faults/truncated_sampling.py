@@ -1,7 +1,7 @@
 """Fault `truncated_sampling`: the sampler is cut by top-p, top-k or min-p, and the trainer is not."""
 
 from algos.diagnostics.evidence import Statistics
-from algos.faults.base import PRIME, SIZE, SKYRL, SURE, TRL, VERL, VLLM, Fault, beyond
+from algos.faults.base import PRIME, SIZE, SKYRL, SURE, TRL, VERL, VLLM, Fault, beyond, or_both_bases
 
 ONE_SIDED = 0.15
 """Minimum of 1 − E[(ρ−1)+]/E[(1−ρ)+], ρ = π/μ, at which a mean ratio below 1 is attributed to truncation.
@@ -15,7 +15,7 @@ def _signature(s: Statistics) -> float | None:
 def _evidence(s: Statistics) -> str:
     return (
         f"the mean ratio is {s['identity/mean']:.3f} (z {s['identity/z']:.0f}): the sampler kept {s['identity/mean']:.1%} of "
-        f"the mass; {s['support/above']:.0%} of the ratios are above 1"
+        f"the mass; {s['support/above']:.0%} of the ratios are above 1{or_both_bases(s)}"
     )
 
 

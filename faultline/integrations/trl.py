@@ -76,9 +76,9 @@ def record(trainer: GRPOTrainer, folder: Path | str | None = None, every: int = 
             except OSError as error:  # a full disk ends no training
                 print(f"faultline: {path} is not written: {error}", flush=True)
         if diagnosed and rank == 0:
-            names = ("logp_rollout", "mask", "logp_old", "group", "tokens", "entropy")
-            rollout, mask, old, prompts, tokens, spread = (torch.from_numpy(made[name]) for name in names)
-            print_diagnosis("TRL", step, Batch(rollout, mask, old, prompt=prompts), tokens, spread)
+            names = ("logp_rollout", "mask", "logp_old", "advantages", "group", "tokens", "entropy")
+            rollout, mask, old, advantages, prompts, tokens, spread = (torch.from_numpy(made[name]) for name in names)
+            print_diagnosis("TRL", step, Batch(rollout, mask, old, advantages, prompt=prompts), tokens, spread)
         return out
 
     trainer._generate_and_score_completions = recording  # type: ignore[method-assign]

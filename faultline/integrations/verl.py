@@ -68,11 +68,20 @@ def dump(data: DataProto, folder: Path | str, step: int) -> Path:
 
 
 def diagnose(data: DataProto, step: int) -> None:
-    """Print the diagnosis of a verl batch in one line. Raises UserError naming a tensor that the batch lacks."""
+    """Print the diagnosis of a verl batch in one line. Raises UserError naming a tensor that the batch lacks.
+
+    With `responses`, `entropys`, `advantages` and `uid` it sees more. verl's own trainers compute advantages later.
+    """
     _check(data)
     batch, group = data.batch, _groups(data)
     numbers = None if group is None else torch.from_numpy(group)
-    made = Batch(batch["rollout_log_probs"], batch["response_mask"].bool(), batch["old_log_probs"], prompt=numbers)
+    made = Batch(
+        batch["rollout_log_probs"],
+        batch["response_mask"].bool(),
+        batch["old_log_probs"],
+        batch.get("advantages", None),
+        prompt=numbers,
+    )
     print_diagnosis("verl", step, made, batch.get("responses", None), batch.get("entropys", None))
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
+
+import yaml
 
 from faultline.tools.import_config import formats, shell, skyrl, trl, verl
 from faultline.tools.import_config.translation import Gpus, Source, Translation, check_bounds
@@ -23,9 +25,6 @@ Each module has `recognises(keys)`, `shorten(key)` and `translate(source, transl
 the model and its data, and `CORRECTION` is a pattern of the keys that belong to a correction."""
 OWN = {"task.path": "questions.jsonl", "task.verifier": "module:function"}
 """Key of a text task that no other program's config has -> an example of its value."""
-COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*")
-UNQUOTED_BOUNDS = re.compile(r"""\b(rollout_(?:is|rs)_threshold)["']?\s*:\s*([\w.+-]+)""")
-"""Pattern of verl's bounds in YAML, where a value without quotes may become a number."""
 YAML = (".yaml", ".yml", ".json")
 """File suffixes of configs. Any other file is read as a shell recipe or as a list of overrides."""
 
@@ -156,13 +155,22 @@ def _read(path: Path) -> dict[str, Any]:
     if path.suffix not in YAML:
         return shell.read_script(path, _script(path))
     loaded = read_yaml(path) or {}
-    for key, value in UNQUOTED_BOUNDS.findall(COMMENT.sub("", path.read_text(encoding="utf-8"))):
+    for key, value in _unquoted(path.read_text(encoding="utf-8")):
         check_bounds(key, value)
     if isinstance(loaded, list) and all(isinstance(line, str) and shell.LISTED.match(line) for line in loaded):
         return shell.parse_overrides(path, loaded)
     if not isinstance(loaded, dict):
         raise UserError(f"{path}: must hold keys and values, not a {type(loaded).__name__}")
     return {str(key): value for key, value in loaded.items()}
+
+
+def _unquoted(text: str) -> Iterator[tuple[str, str]]:
+    """The keys of YAML whose value is a scalar without quotes and tag, with the value as written: 0.5_2 where YAML reads 0.52."""
+    tokens = list(yaml.scan(text))
+    for before, key, between, value in zip(tokens, tokens[1:], tokens[2:], tokens[3:], strict=False):
+        pair = isinstance(before, yaml.KeyToken) and isinstance(between, yaml.ValueToken)
+        if pair and isinstance(key, yaml.ScalarToken) and isinstance(value, yaml.ScalarToken) and value.plain:
+            yield key.value, value.value
 
 
 def _script(path: Path) -> str:

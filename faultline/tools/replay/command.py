@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from algos.corrections.spec import Correction
+from algos.diagnostics.identity import by_place
 from analysis.frames import show
 from analysis.statistics.benchmark import POLICIES
 from faultline import records
@@ -25,7 +26,7 @@ from faultline.tools.replay.junit import write_junit
 from faultline.tools.replay.persistence import persistence
 from faultline.tools.replay.presets import presets
 from faultline.tools.replay.sources import Dump
-from faultline.tools.replay.verdict import KNOWN, PresetEffect, Verdict, gated, judge, listed
+from faultline.tools.replay.verdict import KNOWN, PresetEffect, Verdict, detailed, gated, judge, listed
 from harness.errors import UserError, printable
 
 
@@ -73,9 +74,9 @@ def replay_command(
     control = None if null is None else collect(Dump(null, skip_bad=skip_bad), specs)
     advice = advisor.propose(None if control is None else control.thresholds)
     name = EXAMPLES[example_name] if example_name else printable(path.name)
-    diagnosis, by_place = evidence.diagnosis()
+    diagnosis, tokens = evidence.diagnosis()
     verdict = judge(name, replayed, control, advice, target, diagnosis, None if corrections else KNOWN)
-    verdict = gated(verdict, bounded, advice)
+    verdict = detailed(gated(verdict, bounded, advice), tokens)
     lasting = persistence(Dump(path, skip_bad=skip_bad))
     policies = POLICIES if deploy is None else (deploy,)
     answered = answers(verdict, lasting, records.verdict(), policies)
@@ -87,7 +88,7 @@ def replay_command(
     verdict = verdict.model_copy(update=more)
     compared = {name: verdict.presets} | _references(specs, verdict, {name})
     out = out or _folder(path, example_name)
-    verdict = page.write(out, verdict, compared, replayed, control, advice.bounds, by_place)
+    verdict = page.write(out, verdict, compared, replayed, control, advice.bounds, by_place(tokens.pairs))
     if junit is not None:
         write_junit(junit, verdict)
     if as_json:

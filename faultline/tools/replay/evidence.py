@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from algos.diagnostics import rounding
-from algos.diagnostics.identity import by_place
-from algos.diagnostics.pairs import FEWEST, LogpPairs, Mean
+from algos.diagnostics.pairs import FEWEST, LogpPairs
 from algos.faults.diagnose import Diagnosis
 from faultline.tools.replay.effect import padded, padded_column
 from faultline.tools.replay.sources import Dump
@@ -69,6 +69,13 @@ def _configured(path: Path) -> RunFacts:
         return RunFacts()  # the dump is judged without the damaged config
 
 
+class DiagnosedTokens(NamedTuple):
+    """The tokens of a dump that were diagnosed. version: number of the weights that sampled each, [B, T]; None if unknown."""
+
+    pairs: LogpPairs
+    version: Tensor | None
+
+
 class Evidence:
     """Collects batches of a dump, then diagnoses whether its log-probabilities have faults that rounding does not explain."""
 
@@ -104,8 +111,8 @@ class Evidence:
         lag = self.facts.lag(version, mask)
         return None if lag is None else lag.numpy()
 
-    def diagnosis(self) -> tuple[Diagnosis, list[Mean]]:
-        """Diagnose the batches. Returns the diagnosis, and the mean of π_old/μ by position in bins that end at 2ᵇ tokens."""
+    def diagnosis(self) -> tuple[Diagnosis, DiagnosedTokens]:
+        """Diagnose the batches. Returns the diagnosis and the diagnosed tokens."""
         whole = _joined(self.batches)
         batch = padded(whole)
         lag = None
@@ -114,8 +121,9 @@ class Evidence:
             lag = padded_column(
                 whole, np.concatenate([np.zeros(len(one.mask), np.int64) if own is None else own for own, one in pairs])
             )
-        tokens, entropy = (None if part is None else padded_column(whole, part) for part in (whole.tokens, whole.entropy))
-        return self.facts.diagnose(batch, lag, tokens, entropy), by_place(LogpPairs(batch))
+        columns = (whole.tokens, whole.entropy, whole.version)
+        tokens, entropy, version = (None if part is None else padded_column(whole, part) for part in columns)
+        return self.facts.diagnose(batch, lag, tokens, entropy), DiagnosedTokens(LogpPairs(batch), version)
 
 
 def _thinned(responses: DumpedResponses) -> DumpedResponses:

@@ -37,6 +37,10 @@ IDENTITY = (
     "Mean ratio π_old/μ by place in the response, with two standard errors over prompts. It is 1 wherever μ sampled the tokens, "
     "whatever the precision, the staleness and the size of the mismatch. docs/diagnosis.md says what else is asked."
 )
+PARTS = (
+    "At: last place of a bin, upper end of a bin of log μ, number of the turn or of the weights' version. The mean is 1 in "
+    "each part known before a token is drawn. By log μ it rises or falls from bin to bin where the temperatures differ."
+)
 LEAVES = (
     "Full bar: effective sample size (ESS), 100 % if nothing is dropped and all weights are equal; the number repeats it. "
     "Pale bar: share of tokens with a weight above 0. No correction leaves all of the batch, and all of the mismatch. Presets "
@@ -104,6 +108,20 @@ def scales_table(k3: float) -> pd.DataFrame:
     return pd.DataFrame([row[1:] for row in sorted(rows)], columns=["K3, nats per token", "of", "source"])
 
 
+def parts_table(verdict: Verdict) -> pd.DataFrame:
+    """Table of the mean of π_old/μ in each part of the dump's tokens."""
+    rows = [
+        {
+            "by": part.by,
+            "at": f"{part.at:g}",
+            "mean": f"{part.mean:.4f}",
+            "error": "–" if part.error is None else f"{part.error:.4f}",
+        }
+        for part in verdict.diagnosis.mean_ratio_by
+    ]
+    return pd.DataFrame(rows, columns=["by", "at", "mean", "error"])
+
+
 def write(
     folder: Path,
     verdict: Verdict,
@@ -157,6 +175,7 @@ def _page(
         Section("How large the mismatch is", table=scales_table(verdict.mismatch.k3), wrapped=False),
         Section("What this dump cannot show", items=verdict.limitations),
         *ages,
+        Section("The mean ratio by place, log μ, turn and version", PARTS, table=parts_table(verdict), wrapped=False),
         Section("Proposed bounds", table=advice_table(advice), wrapped=False),
         Section("Presets", table=corrections_table(replayed, null), items=skipped, wrapped=False),
         Section(

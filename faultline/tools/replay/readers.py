@@ -194,7 +194,10 @@ def tabulated(path: Path, columns: Columns) -> tuple[pa.Table, list[Problem]]:
 def _renamed(path: Path, theirs: Columns, names: dict[str, str], whose: str, remedy: str) -> Columns:
     needed = [names[column] for column in ("mask", "logp_rollout", "logp_old")]
     if missing := [name for name in needed if name not in theirs]:
-        raise UserError(f"{path}: {whose} {', '.join(missing)} missing (found {', '.join(theirs) or 'no tensor'}); {remedy}")
+        mask = f"save {needed[0]} too, 1 on the response tokens that the loss counts and 0 elsewhere"
+        remedies = [mask] * (needed[0] in missing) + [remedy] * bool({*missing} - {needed[0]})
+        have = ", ".join(theirs) or "no tensor"
+        raise UserError(f"{path}: {whose} {', '.join(missing)} missing (found {have}); {'; '.join(remedies)}")
     shape = theirs[names["mask"]].shape
     if len(shape) != 2 or 0 in shape:
         raise UserError(f"{path}: {names['mask']} has shape {list(shape)}; save [responses, tokens] of a whole batch")

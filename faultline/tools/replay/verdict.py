@@ -10,9 +10,12 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field
 
+from algos.diagnostics.identity import BIN_EDGES, by_log_probability, by_place, by_turn, by_version
+from algos.diagnostics.saturation import saturation
 from algos.faults import diagnose
 from faultline.tools.replay.advice import DOUBTS, HEAVY, Advice, Target
 from faultline.tools.replay.collect import Replayed
+from faultline.tools.replay.evidence import DiagnosedTokens
 from faultline.tools.replay.gate import Gate, GateResult
 from faultline.tools.replay.scales import LARGE, NEGLIGIBLE, SCALES
 from faultline.tools.replay.settings import settings
@@ -75,6 +78,15 @@ class Mismatch(_Part):
     pareto_k: float | None = Field(description="Pareto k of the sequence weights")
 
 
+class MeanRatio(_Part):
+    """Mean of ρ = π_old/μ over a part of the tokens. It is 1 in each part known before a token is drawn, so not by log μ."""
+
+    by: Literal["place", "log_probability", "turn", "version"] = Field(description="what divides the tokens")
+    at: float = Field(description="last place of a bin, upper end of a bin of log μ, or number of the turn or version")
+    mean: float = Field(description="mean of ρ")
+    error: float | None = Field(description="its standard error over prompts; null of fewer than four prompts")
+
+
 class DiagnosisSummary(_Part):
     """Diagnosis of the log-probabilities, before any correction is proposed; see docs/diagnosis.md."""
 
@@ -87,6 +99,9 @@ class DiagnosisSummary(_Part):
     mean_ratio: float | None = Field(description="mean of ρ, 1 of what the sampler drew; null without a token")
     error: float | None = Field(description="its standard error over prompts; null of fewer than four prompts")
     power: float | None = Field(description="distance of the mean ratio from 1 that this dump would have shown")
+    strength: float = Field(description="how far the statistics are beyond the thresholds of the fault, at least 1; 0 of none")
+    statistics: dict[str, float | None] = Field(description="all that were computed, as algos.diagnostics explains them")
+    mean_ratio_by: list[MeanRatio] = Field(default=[], description="mean of ρ by place, log μ, turn and version")
 
     @property
     def consistent(self) -> bool:
@@ -118,6 +133,7 @@ class Proposal(_Part):
     upper: float = Field(description="the bound C")
     ess: float = Field(description="ESS that it leaves")
     interval: tuple[float, float] | None = Field(description="95 % interval of C, over resampled prompts; null for 2")
+    at_bound: float | None = Field(default=None, description="share of tokens whose weight is C; at 1 it only scales the loss")
     verdict: str = Field(description="of `bounds`, on the family that truncates at this level")
     settings: dict[str, list[str]] = Field(description="framework: its settings")
 
@@ -239,7 +255,7 @@ def gated(verdict: Verdict, gates: Sequence[Gate], advice: Advice) -> Verdict:
 
 
 def diagnosed(found: diagnose.Diagnosis) -> DiagnosisSummary:
-    """Return the part of a diagnosis that a verdict shows, without the full statistics."""
+    """Return a diagnosis as a verdict shows it. A statistic that the dump cannot tell is None."""
     mean, error = found.statistics["identity/mean"], found.statistics["identity/error"]
     return DiagnosisSummary(
         kind=found.kind,
@@ -251,7 +267,31 @@ def diagnosed(found: diagnose.Diagnosis) -> DiagnosisSummary:
         mean_ratio=_or_none(mean),
         error=_or_none(error),
         power=_or_none(found.power),
+        strength=found.strength,
+        statistics={name: _or_none(value) for name, value in found.statistics.items()},
     )
+
+
+def detailed(verdict: Verdict, tokens: DiagnosedTokens) -> Verdict:
+    """Return a verdict with the mean ratio of each part of the diagnosed tokens, and the share at the proposed bound."""
+    pairs, proposal = tokens.pairs, verdict.proposal
+    means = {
+        "place": {2**i: mean for i, mean in enumerate(by_place(pairs))},
+        "log_probability": dict(zip((*BIN_EDGES, 0.0), by_log_probability(pairs), strict=True)),
+        "turn": {} if pairs.batch.segments is None else dict(enumerate(by_turn(pairs))),
+        "version": {} if tokens.version is None else by_version(pairs, tokens.version),
+    }
+    parts = [
+        MeanRatio(by=by, at=at, mean=mean.mean, error=_or_none(mean.error))  # type: ignore[arg-type]  # pydantic checks it
+        for by, by_part in means.items()
+        for at, mean in by_part.items()
+        if mean.clusters
+    ]
+    if proposal is not None:
+        at_bound = saturation(pairs, proposal.level, proposal.upper)
+        proposal = proposal.model_copy(update={"at_bound": at_bound})
+    diagnosis = verdict.diagnosis.model_copy(update={"mean_ratio_by": parts})
+    return verdict.model_copy(update={"diagnosis": diagnosis, "proposal": proposal})
 
 
 def propose(replayed: Replayed, bounds: pd.DataFrame, target: Target) -> Proposal | None:

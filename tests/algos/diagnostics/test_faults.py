@@ -1,6 +1,7 @@
 """The diagnosis of shipped dumps, of edits of them, and of a fault that a user adds."""
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,16 @@ def test_an_edit_is_named(example, edit, name):
     found = diagnose(edited(example[name], edit, size, 7))
     assert found.fault == fault and found.kind == "fault", found
     assert found.evidence and found.check and found.strength >= 1
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp8"])
+def test_certain_endings_are_no_padding(name):
+    """The last two tokens of each response have probability 1 on both sides, as forced end tokens have."""
+    own, _, tokens = read(EXAMPLE / f"{name}.parquet")
+    last = own.mask & (own.mask.flip(-1).cumsum(-1).flip(-1) <= 2)
+    certain = own._replace(**{name: torch.where(last, 0.0, getattr(own, name)) for name in ("logp_rollout", "logp_old")})
+    assert diagnose(certain).kind == "consistent" and diagnose(certain, tokens=tokens).kind == "consistent"
+    assert diagnose(edited(own, "padding", 2, 7)).fault == "mask"
 
 
 def test_the_check_of_raw_log_probabilities_names_the_key_of_each_program():
@@ -116,6 +127,34 @@ def test_only_the_entropy_shows_tokens_of_another_sampler():
     assert found.fault == "sampler" and found.question == "a" and found.statistics["surprise/excess"] > 0.05, found
     honest, entropy = drawn_at(1.0, seed=3)
     assert diagnose(honest, entropy=entropy).kind == "consistent"
+
+
+@pytest.mark.parametrize(("base", "root"), [(2, 0.684), (10, 2.273)])
+def test_both_columns_in_another_base_are_named_by_two_tests(base, root):
+    """The mean ratio and the agreement of samples fail together, and hold together in that base: ln 2 is 0.69, ln 10 2.30."""
+    own, _, tokens = read(EXAMPLE / "fp8.parquet")
+    both = own._replace(logp_rollout=own.logp_rollout / math.log(base), logp_old=own.logp_old / math.log(base))
+    found = diagnose(both, tokens=tokens)
+    assert found.fault == "log_base" and found.statistics["identity/exponent"] == pytest.approx(root, abs=1e-3)
+    assert f"none with both columns in base {base}; E[(π/μ)^s] = 1 at s = {root:.2f}, as at" in found.evidence
+    alone = diagnose(both)  # without ids one test fails, which other faults explain as well
+    assert alone.kind != "consistent" and alone.fault != "log_base" and f"or both columns are in base {base}" in alone.evidence
+
+
+def test_a_temperature_that_neither_column_has_is_no_base():
+    """At T = 0.7 samples agree more often than logged, as in base 2. Their surprise falls, and in base 2 it would rise."""
+    draws = torch.Generator().manual_seed(0)
+    logp = (torch.randn(128, 1, 10, 8, generator=draws).double() * 2).log_softmax(-1).expand(-1, 4, -1, -1).flatten(0, 1)
+    tokens = torch.multinomial((logp / 0.7).softmax(-1).flatten(0, 1), 1, generator=draws).view(512, 10)
+    chosen = logp.gather(-1, tokens[..., None])[..., 0]
+    batch = Batch(chosen, torch.ones(512, 10, dtype=torch.bool), chosen, prompt=torch.arange(512) // 4)
+    entropy = torch.special.entr(logp.exp()).sum(-1)
+    found = diagnose(batch, tokens=tokens, entropy=entropy)
+    assert found.fault == "sampler" and "both columns" not in found.evidence
+    s = found.statistics
+    assert s["collisions/z"] > 4.5 > abs(s["collisions/base2_z"]) and s["surprise/z"] < -4 and s["surprise/base2_z"] < -4
+    halved = batch._replace(logp_rollout=chosen / math.log(2), logp_old=chosen / math.log(2))
+    assert diagnose(halved, tokens=tokens, entropy=entropy).fault == "sampler"
 
 
 def test_exchanged_columns_are_told_by_their_likelihood(example):

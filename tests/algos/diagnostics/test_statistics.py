@@ -72,6 +72,22 @@ def test_the_exponent_tells_the_base_of_both_columns():
     assert math.isnan(exponent(torch.zeros(4, dtype=torch.float64)))
 
 
+def test_the_tests_of_the_sampler_hold_in_the_base_of_both_columns():
+    """μ = (1/2, 1/4, 1/4) and π = (1/4, 1/4, 1/2) in base 10, each token as often as μ says; H(π) = 3/2·ln 2 nats."""
+    mu, pi = (torch.tensor([[a], [a], [0.25], [b]]).double().log10() for a, b in ((0.5, 0.25), (0.25, 0.5)))
+    pairs = LogpPairs(Batch(mu, torch.ones(4, 1, dtype=torch.bool), pi))
+    found = identity(pairs) | surprise(pairs, torch.full((4, 1), 1.5 * math.log(2), dtype=torch.float64))
+    assert found["identity/base10_z"] == pytest.approx(0, abs=1e-9) and abs(found["identity/base2_z"]) > 0.1
+    assert found["surprise/base10_z"] == pytest.approx(0, abs=1e-9) and abs(found["surprise/z"]) > 1
+    # four prompts have two samples each of a token of probability 1/2, logged as −1; they agree in two prompts: 1/2 − e⁻¹
+    half = torch.full((8, 1), 0.5).double().log2()
+    batch = Batch(half, torch.ones(8, 1, dtype=torch.bool), half, prompt=torch.arange(8) // 2)
+    told = collisions(LogpPairs(batch), torch.tensor([[0], [0], [1], [1], [0], [1], [1], [0]]))
+    assert told["collisions/base2_z"] == pytest.approx(0, abs=1e-9) and told["collisions/z"] == pytest.approx(
+        normal(0.5 - math.exp(-1), math.sqrt(4 / 3) / 4, 3)
+    )
+
+
 def test_the_error_is_that_of_a_ratio_over_clusters():
     # sums less mean·n of four clusters: mean 2; (1−2) + (2−2), 3 − 2, 1 − 2, 3 − 2 = −1, 1, −1, 1
     mean = clustered_mean(torch.tensor([1.0, 2, 3, 1, 3]).double(), torch.tensor([0, 0, 1, 2, 3]))
@@ -268,6 +284,49 @@ def test_fill_values_and_constant_ends():
     mu[:, :3] = pi[:, :3] = 0.0
     ends = values(LogpPairs(Batch(mu, torch.ones(4, 10, dtype=torch.bool), pi)))
     assert ends["values/head"] == 0.3 and ends["values/tail"] == 0 and math.isnan(ends["values/rollout_fill"])
+
+
+def ending(lengths: list[int], width: int, certain: int) -> tuple[Batch, torch.Tensor]:
+    """Responses of `lengths` sampled tokens and at least `certain` tokens (0, 0) after them, up to `width`; ids 0, 1, ..."""
+    mu = drawn(len(lengths), width)
+    place = torch.arange(width)[None]
+    sampled = place < torch.tensor(lengths)[:, None]
+    mask = place < torch.tensor([max(length + certain, 0 if certain else width) for length in lengths])[:, None]
+    ids = (place - torch.tensor(lengths)[:, None] + 1).clamp(min=0)
+    mu = torch.where(sampled, mu, 0.0)
+    return Batch(mu, mask, mu), ids
+
+
+def test_certain_endings_are_no_constant_run_but_padding_is():
+    """Responses of 4, 6, 8 and 10 tokens with two certain ones behind end at 6 to 12: a variance of 5 with and without them.
+
+    Filled up to 12 tokens all end at one place, and the run has 8 + 6 + 4 + 2 of 48 tokens.
+    """
+    sound, ids = ending([4, 6, 8, 10], 12, 2)
+    for tokens in (None, ids, torch.zeros_like(ids)):
+        assert values(LogpPairs(sound), tokens)["values/tail"] == 0
+    padded, ids = ending([4, 6, 8, 10], 12, 0)
+    for tokens in (None, ids.clamp(max=1)):
+        assert values(LogpPairs(padded), tokens)["values/tail"] == pytest.approx(20 / 48)
+    assert values(LogpPairs(padded), ids)["values/tail"] == 0  # padding repeats one token, and these are 1, 2, 3, ...
+
+
+def test_equal_lengths_do_not_tell_padding_from_certain_endings_but_ids_do():
+    """Four responses of six tokens with two certain ones behind: 8 of 32 tokens."""
+    batch, ids = ending([6, 6, 6, 6], 8, 2)
+    assert values(LogpPairs(batch))["values/tail"] == 8 / 32
+    assert values(LogpPairs(batch), ids.clamp(max=1))["values/tail"] == 8 / 32
+    assert values(LogpPairs(batch), ids)["values/tail"] == 0
+
+
+def test_padding_is_seen_behind_certain_tokens_if_ids_are_known():
+    """A tenth of the sampled tokens is certain. Their ids are not that of the padding."""
+    batch, ids = ending([40, 60, 80, 100], 120, 0)
+    mu = torch.where(torch.arange(120) % 10 == 0, 0.0, batch.logp_rollout)
+    ids = ids.clamp(max=1) * 9
+    found = values(LogpPairs(batch._replace(logp_rollout=mu, logp_old=mu)), ids)
+    assert found["values/tail"] == pytest.approx(200 / 480) and found["values/tail_inside"] == 0
+    assert values(LogpPairs(batch._replace(logp_rollout=mu, logp_old=mu)))["values/tail_inside"] == pytest.approx(0.1)
 
 
 def test_a_number_that_no_sampler_draws_is_impossible_at_once():

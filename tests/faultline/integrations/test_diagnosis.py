@@ -22,6 +22,23 @@ def test_a_batch_is_diagnosed_in_one_line(capsys):
     assert swapped.endswith("; check rollout_log_probs against old_log_probs in the dump")
 
 
+def test_log_probabilities_above_0_are_named(capsys):
+    """Replay refuses such rows. One token in the trainer's column, and all in the sampler's with their sign lost.
+
+    Rounding of fp32 logits leaves 4e-6 at most: the spacing of fp32 between 32 and 64.
+    """
+    (batch,) = map(padded, Dump(example("fp8")).batches())
+    one = batch.logp_old.clone()
+    one[5, 0] = 0.5
+    print_diagnosis("verl", 1, batch._replace(logp_old=one), None)
+    print_diagnosis("verl", 2, batch._replace(logp_rollout=-batch.logp_rollout), None)
+    print_diagnosis("verl", 3, batch._replace(logp_old=torch.where(batch.logp_old > -1e-4, 4e-6, batch.logp_old)), None)
+    trainer, rollout, rounded = capsys.readouterr().out.splitlines()
+    assert trainer.startswith("faultline: step 1: FAULT fill: 0.01% of the trainer's log-probabilities are above 0")
+    assert rollout.startswith("faultline: step 2: FAULT fill: ") and "of the rollout's log-probabilities are above 0" in rollout
+    assert rounded.startswith("faultline: step 3: consistent")
+
+
 def test_a_batch_without_tokens_prints_nothing(capsys):
     none = torch.zeros(2, 3)
     print_diagnosis("TRL", 0, Batch(none, none.bool(), none), None)

@@ -470,6 +470,11 @@ def test_two_bounds_that_hydra_joins_to_one_number_are_refused(tmp_path, bounds,
     [
         ("a.yaml", "rollout_rs: token_k1\nrollout_rs_threshold: '0.5_2'  # rollout_rs_threshold: 0.5_2\n"),
         ("a.yaml", "rollout_rs: token_k1\nrollout_rs_threshold: 0.5_2.0\n"),
+        ("a.yaml", "rollout_rs: token_k1\nrollout_rs_threshold: !!str 0.5_2\n"),
+        ("a.yaml", "rollout_rs: token_k1\nrollout_rs_threshold: '0.5_2'\n"
+                   "trainer.experiment_name: 'rollout_rs_threshold: 2_000'\n"),
+        ("a.yaml", "rollout_rs: token_k1\nrollout_rs_threshold: '0.5_2'\n"
+                   "trainer.experiment_name: |\n  rollout_rs_threshold: 0.5_2\n"),
         ("a.sh", "run algorithm.rollout_correction.rollout_rs=token_k1 \\\n"
                  "  algorithm.rollout_correction.rollout_rs_threshold=\"'0.5_2'\"\n"),
     ],

@@ -29,8 +29,9 @@ def verdict(k3: float = 1e-2, tokens: float = 32, kind: str = "consistent") -> V
     size = DumpSize(name="it", responses=8, tokens=256, batches=1, bad_rows=0, mean_tokens=tokens)
     mismatch = Mismatch(k1=k3, k3=k3, k3_interval=None, ess_token=0.9, ess_sequence=0.9, largest_log_ratio=1.0, pareto_k=None)
     diagnosis = DiagnosisSummary(
-        kind=kind, fault=None, question=None, evidence="", check={}, severity=None, mean_ratio=1.0, error=0.1, power=None
-    )
+        kind=kind, fault=None, question=None, evidence="", check={}, severity=None, mean_ratio=1.0, error=0.1, power=None,
+        strength=0.0, statistics={},
+    )  # fmt: skip
     return Verdict(
         dump=size, diagnosis=diagnosis, mismatch=mismatch, need="required", reason="It is.", proposal=None, presets=[], bounds=[],
         skipped={}, limitations=[],

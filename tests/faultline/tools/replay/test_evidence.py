@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from scipy.special import log_softmax
 
-from algos.diagnostics.identity import by_place
+from algos.batch import Batch
 from algos.diagnostics.pairs import LogpPairs
 from algos.faults import FAULTS
 from faultline.cli import main
@@ -22,7 +23,7 @@ from faultline.tools.replay.evidence import Evidence, known
 from faultline.tools.replay.example import SOUND, example
 from faultline.tools.replay.presets import presets
 from faultline.tools.replay.sources import Dump
-from faultline.tools.replay.verdict import judge
+from faultline.tools.replay.verdict import detailed, judge
 from harness.diagnosis import RunFacts
 from harness.dumps import files
 from harness.errors import UserError
@@ -297,7 +298,8 @@ def test_prompts_of_two_batches_are_not_one_and_ages_are_of_their_batch(tmp_path
     found, profile = seen.diagnosis()
     assert found.statistics["size/lag"] == pytest.approx((3 * (3 + 2 + 1) + 3 * 2 * 1) / 15)
     assert found.statistics["size/lag_spread"] == 2 and found.statistics["size/prompts"] == 4
-    assert [mean.mean for mean in profile] == pytest.approx([m.mean for m in by_place(LogpPairs(padded(whole)))])
+    assert profile.version.tolist() == [[3, 4, 5]] * 3 + [[9, 9, 0]] * 3
+    assert torch.equal(profile.pairs.l, LogpPairs(padded(whole)).l)
 
 
 def test_a_large_dump_is_thinned_by_batches_and_prompts(tmp_path, monkeypatch):
@@ -337,6 +339,51 @@ def test_a_baseline_with_a_fault_is_refused(tmp_path):
     broken = written(tmp_path / "d.jsonl", BROKEN["zeros"][0](pq.read_table(example("bf16")).to_pylist()))
     with pytest.raises(UserError, match=r"--baseline .*d.jsonl: FAULT fill.*give a dump of this model without a fault"):
         known(example("bf16"), baseline=broken)
+
+
+def test_the_json_has_the_statistics_and_the_strength(tmp_path, capsys):
+    """ρ = 1/2, 1/2, 1, 2 at four tokens of one place: E[(1−ρ)+] = E[(ρ−1)+] = 1/4, and the mean is 1."""
+    mu, pi = (np.log(np.array(part)) for part in ([[0.5], [0.5], [0.25], [0.25]], [[0.25], [0.25], [0.25], [0.5]]))
+    files.write(tmp_path / "d.parquet", {"logp_rollout": mu, "logp_old": pi, "mask": np.ones((4, 1), bool)})
+    main(["replay", str(tmp_path / "d.parquet"), "--json", "--out", str(tmp_path / "out")])
+    told = json.loads(capsys.readouterr().out)["diagnosis"]
+    assert told["strength"] == 0 and told["statistics"]["identity/mean"] == pytest.approx(1)
+    assert told["statistics"]["identity/below"] == told["statistics"]["identity/above"] == pytest.approx(0.25)
+    assert told["statistics"]["surprise/z"] is None
+
+
+def test_the_mean_ratio_is_told_by_place_log_probability_turn_and_version(tmp_path, capsys):
+    """Four responses of two turns of one token, by weights 3 and 4: ρ = 1 at the first token and 1/2 at the second.
+
+    Both have log μ = log 1/2 = −0.69, between −1 and −0.5. A dump without turns and versions has neither.
+    """
+    mu, pi = np.full((4, 2), math.log(0.5)), np.log([[0.5, 0.25]] * 4)
+    own = {"logp_rollout": mu, "logp_old": pi, "mask": np.ones((4, 2), bool)}
+    turns = {"segments": np.array([[0, 1]] * 4), "version": np.array([[3, 4]] * 4)}
+    for name, columns in {"turns": own | turns, "plain": own}.items():
+        files.write(tmp_path / f"{name}.parquet", columns)
+        with pytest.raises(SystemExit):  # a mean of 0.75 without a spread is a fault
+            main(["replay", str(tmp_path / f"{name}.parquet"), "--json", "--out", str(tmp_path / "out")])
+        told = json.loads(capsys.readouterr().out)["diagnosis"]
+        means = {(part["by"], part["at"]): part["mean"] for part in told["mean_ratio_by"]}
+        expected = {("place", 1): 1, ("place", 2): 0.5, ("log_probability", -0.5): 0.75}
+        if name == "turns":
+            expected |= {("turn", 0): 1, ("turn", 1): 0.5, ("version", 3): 1, ("version", 4): 0.5}
+            assert "log_probability</td>" in (tmp_path / "out" / "replay.html").read_text(encoding="utf-8")
+        assert means == pytest.approx(expected)
+
+
+def test_the_share_of_weights_at_the_proposed_bound_is_told():
+    """Ratios 3, 1 and 1, 1/2 per token; products 3 and 1/2: a quarter of token weights and half of the sequence weights are 2."""
+    pi = np.log([[0.75, 0.5], [0.5, 0.25]])
+    pairs = LogpPairs(
+        Batch(torch.tensor(np.log([[0.25, 0.5], [0.5, 0.5]])), torch.ones(2, 2, dtype=torch.bool), torch.tensor(pi))
+    )
+    verdict = verdict_of(example("fp8"))
+    for level, share in (("token", 0.25), ("sequence", 0.5)):
+        proposal = verdict.proposal.model_copy(update={"level": level, "upper": 2.0})
+        told = detailed(verdict.model_copy(update={"proposal": proposal}), evidence.DiagnosedTokens(pairs, None))
+        assert told.proposal.at_bound == share and verdict.proposal.at_bound is None
 
 
 def test_entropies_of_a_dump_show_another_sampler(tmp_path):

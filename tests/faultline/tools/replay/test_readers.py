@@ -88,6 +88,22 @@ def test_a_file_of_neither_verl_nor_trl_is_called_neither(tmp_path):
         only(tmp_path / "half.pt")
 
 
+@pytest.mark.parametrize("mask", ["response_mask", "completion_mask"])
+def test_a_missing_mask_gets_its_own_remedy(tmp_path, mask):
+    """No setting of verl or TRL brings a mask that the dictionary of tensors lacks."""
+    names = {
+        "response_mask": ("rollout_log_probs", "old_log_probs"),
+        "completion_mask": ("sampling_per_token_logps", "old_per_token_logps"),
+    }
+    torch.save(dict(zip(names[mask], map(torch.tensor, (ROLLOUT, OLD)), strict=True)), tmp_path / "own.pt")
+    with pytest.raises(UserError, match=f"{mask} missing .*; save {mask} too, 1 on the response tokens") as error:
+        only(tmp_path / "own.pt")
+    assert "calculate_log_probs" not in str(error.value) and "vllm_importance" not in str(error.value)
+    torch.save({names[mask][0]: torch.tensor(ROLLOUT)}, tmp_path / "half.pt")
+    with pytest.raises(UserError, match=f"{mask}, .* missing .*; save {mask} too, .*; .*=True"):
+        only(tmp_path / "half.pt")
+
+
 def test_a_broken_tensor_file_is_called_broken(tmp_path):
     """Cut in half, and no file of torch.save at all. Torch's own message would advise to run what the file names."""
     torch.save({"response_mask": torch.zeros(200, 300)}, tmp_path / "whole.pt")

@@ -55,6 +55,21 @@ def test_a_diagnosis_changes_no_result(tiny):
     assert "diagnosis/faulty" in diagnosed[5] and not any("diagnosis" in name for row in plain.values() for name in row)
 
 
+def test_log_probabilities_above_0_are_named(tiny, monkeypatch):
+    """An engine that reports −log μ."""
+    generate = LocalEngine.generate
+
+    def negated(self, prompts, uniforms):
+        rollout = generate(self, prompts, uniforms)
+        return rollout._replace(logp=-rollout.logp)
+
+    monkeypatch.setattr(LocalEngine, "generate", negated)
+    config = tiny(*DIAGNOSED, "steps=1")
+    train(config)
+    (named,) = [event for event in RunFolder(config.path).events() if event["kind"] == "diagnosis"]
+    assert named["fault"] == "fill" and "of the rollout's log-probabilities are above 0" in named["evidence"]
+
+
 def test_a_fault_is_named_by_an_event_and_an_alarm(tiny, monkeypatch):
     """An engine that reports logarithms to base 2. The alarm comes with the second diagnosis in a row."""
     generate = LocalEngine.generate
