@@ -40,7 +40,9 @@ START = 0.484375
 def arm(
     precision: str = "fp32", noise: float = 0.0, persistence: float = 0.0, correction: str = "none", setting: str = "base"
 ) -> str:
-    """Name of an arm. setting: its difference from the study's base, such as a loss or task. noise: its relative size."""
+    """Name of an arm. setting: its difference from the study's base, such as a loss or task. noise: size of the
+    noise on the engine's weights, relative to them. persistence: its correlation from one weight sync to the next.
+    """
     noisy = f"noise {noise:g}, persistence {persistence:g}" if noise else ""
     return ", ".join(filter(None, [setting.replace("base", ""), precision, noisy, correction.replace("none", "")]))
 

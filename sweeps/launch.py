@@ -177,7 +177,7 @@ def _check_unchanged(sweep: Sweep, grid: dict[str, Config], states: dict[str, Ru
 
 
 def plan(sweep: Sweep, grid: dict[str, Config], states: dict[str, RunState]) -> None:
-    """Create a folder, a config and a log entry for each new run. Log earlier runs' names too if the new runs change them."""
+    """Create folder, config and log entry of each run of `grid` without a state. Log earlier runs too if these rename them."""
     new = {run: config for run, config in grid.items() if run not in states}
     for run, config in new.items():
         folder = sweep.folder(run)

@@ -166,7 +166,7 @@ def _statistic(ratio: Ratio, filter_: Reject) -> Tensor:
 
 
 def _per_token(ratio: Ratio, name: str) -> Tensor:
-    """A filter's statistic `name` of each token, [B, T], less 1 for mult_error, so that equal policies and padding give 0."""
+    """A filter's statistic `name` of each token, [B, T]. mult_error, max(ρ, 1/ρ), is less 1: equal policies give 0."""
     if name == "k2":
         return ratio.l.square() / 2
     if name == "k3":

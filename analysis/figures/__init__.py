@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from analysis.figures import dose, dumped, mismatch, outcome, routing, search, settings
+from analysis.figures.style import FigureOrReason
 from analysis.marks import CONTROL
 from analysis.results import Results
 from analysis.statistics.performance import HEALTHY
@@ -26,7 +27,7 @@ class Output(NamedTuple):
 
     title: str
     caption: str
-    draw: Callable[[Results], Figure | str]
+    draw: Callable[[Results], FigureOrReason]
     panels: Mapping[str, str] = MappingProxyType({})
     control: str = ""
 

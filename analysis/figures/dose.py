@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.figures.style import key, legend_below, literal, short, subplots
+from analysis.figures.style import FigureOrReason, key, legend_below, literal, short, subplots
 from analysis.marks import CONTROL, NEUTRAL, SOLID, Mark
 from analysis.results import Results
 from analysis.statistics.dose import LEAST, MARGIN, Curve, Real, precisions
@@ -19,7 +18,7 @@ POINTS = 120
 """Number of points at which a fitted curve of reward over K3 is drawn."""
 
 
-def response(results: Results) -> Figure | str:
+def response(results: Results) -> FigureOrReason:
     """The figure of held-out reward over the K3 of synthetic noise on the weights, or the reason why there is none.
 
     Panels: a row per policy and correction, a column per correlation of the noise between versions of the weights.

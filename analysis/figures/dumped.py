@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from analysis.figures.style import HEAT, grid, legend_below, literal, subplots
+from analysis.figures.style import HEAT, FigureOrReason, grid, legend_below, literal, subplots
 from analysis.labels import coarseness
 from analysis.marks import NEUTRAL
 from analysis.results import Results
@@ -38,7 +37,7 @@ class Dumped(NamedTuple):
     log_weight: np.ndarray
 
 
-def density(results: Results) -> Figure | str:
+def density(results: Results) -> FigureOrReason:
     """The figure of the tokens' log ratio log π_old − log μ against log μ, and of the tail of |log ratio|, per precision."""
     by_precision = _dumped(results)
     if not by_precision:
@@ -67,7 +66,7 @@ def exceedance(values: np.ndarray, points: int = 200) -> tuple[np.ndarray, np.nd
     return tail[rank - 1], rank / len(tail)
 
 
-def positions(results: Results) -> Figure | str:
+def positions(results: Results) -> FigureOrReason:
     """The figure of K3 by a token's position in the response, and of the tail index of the sequence weights, per precision."""
     by_precision = {name: tokens for name, tokens in _dumped(results).items() if (tokens.log_ratio != 0).any()}
     if not by_precision:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from analysis.figures.outcome import enough, part_of, thinned, too_few
-from analysis.figures.style import Handle, chunks, grid, key, label_outer, legend_below, literal, short, subplots
+from analysis.figures.style import FigureOrReason, Handle, chunks, grid, key, label_outer, legend_below, literal, short, subplots
 from analysis.labels import coarseness, metric
 from analysis.marks import NEUTRAL, SOLID, Mark
 from analysis.results import Results
@@ -34,7 +33,7 @@ TRACES = (
 LOG = ("rollout_corr/k3_kl", "actor/grad_norm", "mismatch/log_ratio_max_abs")
 
 
-def dose_response(results: Results) -> Figure | str:
+def dose_response(results: Results) -> FigureOrReason:
     """The figure of each run's time to collapse against its early K3. Runs without a collapse are open markers at their end."""
     if not enough(results):
         return too_few(results)
@@ -84,7 +83,7 @@ def _sources(runs: pd.DataFrame) -> list[str]:
     return list(sources.sort_values(["coarseness", "precision", "source"]).source)
 
 
-def aligned_traces(results: Results) -> Figure | str:
+def aligned_traces(results: Results) -> FigureOrReason:
     """The figure of collapsed runs' diagnostics around the onset of the collapse, or why there are too few collapses for it."""
     if not enough(results):
         return too_few(results)
@@ -129,7 +128,7 @@ def _aligned(axis: Axes, rows: pd.DataFrame, name: str, number: int, mark: Mark)
     axis.fill_between(middle.index, low, high, color=mark.colour, alpha=0.15, linewidth=0)
 
 
-def deployment_gap(results: Results) -> Figure | str:
+def deployment_gap(results: Results) -> FigureOrReason:
     """The figure of what a mismatch or its correction costs: reward of the sampling policy, unused tokens, response length.
 
     The first panels show the rollout policy's reward minus the trainer's at the same step. The next shows the last reward of

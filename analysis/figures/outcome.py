@@ -12,7 +12,18 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import offset_copy
 
 from analysis.figures import heat
-from analysis.figures.style import apart, chunks, grid, key, label_outer, legend_below, row_height, short, subplots
+from analysis.figures.style import (
+    FigureOrReason,
+    apart,
+    chunks,
+    grid,
+    key,
+    label_outer,
+    legend_below,
+    row_height,
+    short,
+    subplots,
+)
 from analysis.marks import CONTROL, NEUTRAL, Mark
 from analysis.results import Results
 from analysis.statistics import survival
@@ -49,7 +60,7 @@ class Panel(NamedTuple):
     arms: list[str]
 
 
-def survival_curves(results: Results) -> Figure | str:
+def survival_curves(results: Results) -> FigureOrReason:
     """The figure of the share of runs not yet collapsed, in panels by loss, other config values and source of mismatch."""
     if not enough(results):
         return too_few(results)
@@ -144,7 +155,7 @@ def _looks(results: Results, shown: list[Panel]) -> dict[str, Line2D]:
     return legend
 
 
-def forest(results: Results) -> Figure | str:
+def forest(results: Results) -> FigureOrReason:
     """The figure of gains in restricted mean survival time: correction over no correction, or mismatch over no mismatch."""
     table = results.outcomes
     table = table[table.collapse_p.notna()].iloc[::-1].reset_index(drop=True)
@@ -173,7 +184,7 @@ def forest(results: Results) -> Figure | str:
     return figure
 
 
-def ends(results: Results) -> Figure | str:
+def ends(results: Results) -> FigureOrReason:
     """The figure of each ended run's last held-out reward: a row for runs alike but for the seed, sorted by loss."""
     final = results.rewards.final
     runs = results.runs.assign(final=final)[(results.runs.outcome != "unfinished") & final.notna()]
@@ -199,7 +210,7 @@ def ends(results: Results) -> Figure | str:
     return figure
 
 
-def heat_maps(results: Results) -> Figure | str:
+def heat_maps(results: Results) -> FigureOrReason:
     """The heat maps of collapses and of mean last reward: precision and correction against loss and other config values."""
     table = results.combinations
     if table.empty:
@@ -222,7 +233,7 @@ def heat_maps(results: Results) -> Figure | str:
     return heat.heat_maps(maps, rows, columns)
 
 
-def reward_curves(results: Results) -> Figure | str:
+def reward_curves(results: Results) -> FigureOrReason:
     """The figure of held-out reward over RL steps, in panels by loss, other config values and source of mismatch.
 
     Up to ten runs of the control, which has no mismatch, are drawn pale behind.

@@ -6,10 +6,9 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from analysis.figures.outcome import part_of, sparse
-from analysis.figures.style import chunks, key, legend_below, short, subplots
+from analysis.figures.style import FigureOrReason, chunks, key, legend_below, short, subplots
 from analysis.marks import Mark
 from analysis.results import Results
 from analysis.statistics.measures import per_row
@@ -19,7 +18,7 @@ PARTS = {"routing/k3_routing": "-", "routing/k3_rest": "--"}
 FLIPS = "routing/flip_layer_"
 
 
-def routing(results: Results) -> Figure | str:
+def routing(results: Results) -> FigureOrReason:
     """The figure of K3's two parts (routing, rest) over steps, and of differing expert choices by layer; at most 8 lines each."""
     steps = results.steps
     layers = sorted((name for name in steps if name.startswith(FLIPS)), key=lambda name: int(name.removeprefix(FLIPS)))

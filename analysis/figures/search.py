@@ -8,9 +8,8 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from analysis.figures.style import grid, literal, short
+from analysis.figures.style import FigureOrReason, grid, literal, short
 from analysis.marks import NEUTRAL
 from analysis.results import Results
 from analysis.statistics.tests import fraction
@@ -20,7 +19,7 @@ MOST = 4
 """Maximum number of correction thresholds shown in the figure of a threshold search."""
 
 
-def search(results: Results) -> Figure | str:
+def search(results: Results) -> FigureOrReason:
     """Draw the share of runs without a collapse (exact interval), and last held-out rewards, by threshold; or say why not."""
     home = results.folder / ".sweep" if results.folder else None
     space = _read(home / "search-spec.json").get("space") if home else None

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from analysis.figures.heat import heat_maps
 from analysis.figures.outcome import enough, too_few
-from analysis.figures.style import apart, grid, legend_below, row_height, short
+from analysis.figures.style import FigureOrReason, apart, grid, legend_below, row_height, short
 from analysis.labels import column as label
 from analysis.labels import metric
 from analysis.marks import NEUTRAL
@@ -19,7 +18,7 @@ BOUND, RATE = "correction.weight.upper", "actor.lr"
 ONE_BOUND = "no correction has more than one upper bound"
 
 
-def lead_times(results: Results) -> Figure | str:
+def lead_times(results: Results) -> FigureOrReason:
     """The figure of each diagnostic as a warning of a collapse: its lead in steps, its shares of detections and false alarms."""
     table = results.warnings
     if not enough(results):
@@ -48,7 +47,7 @@ def lead_times(results: Results) -> Figure | str:
     return figure
 
 
-def bounds(results: Results) -> Figure | str:
+def bounds(results: Results) -> FigureOrReason:
     """Heat maps of collapses and mean last reward by the upper bound of importance weights: a bound per column.
 
     Rows: correction, precision, loss, and the other config values that differ between runs.
@@ -78,8 +77,8 @@ def bounds(results: Results) -> Figure | str:
     return heat_maps(maps, rows, [*ends, "no correction"])
 
 
-def frontier(results: Results) -> Figure | str:
-    """Heat maps of uncorrected runs by learning rate: shares that collapsed, and that reached a held-out reward of 0.95."""
+def frontier(results: Results) -> FigureOrReason:
+    """Heat maps of uncorrected runs, setting by learning rate: shares that collapsed, and that reached a reward of HEALTHY."""
     rate = pd.Series({run: config["actor"]["lr"] for run, config in results.configs.items()})
     runs = results.runs_but([RATE])
     plain = runs[runs.correction == "none"]
@@ -98,7 +97,7 @@ def frontier(results: Results) -> Figure | str:
     return heat_maps(maps, rows, columns)
 
 
-def costs(results: Results) -> Figure | str:
+def costs(results: Results) -> FigureOrReason:
     """The figure of cost by arm (runs alike but for the seed): seconds per RL step, and shares of tokens left unused."""
     table = results.costs.iloc[::-1].reset_index(drop=True)
     columns = ("step_seconds", "tokens_rejected", "tokens_weighted_zero")

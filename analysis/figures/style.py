@@ -30,6 +30,9 @@ HEAT = "Oranges"
 WIDTH = 9.0
 """Width of a figure in inches."""
 
+FigureOrReason = Figure | str
+"""A figure, or the clause that says why there is none."""
+
 matplotlib.rcParams |= {
     "svg.fonttype": "none",
     "svg.hashsalt": "faultline",

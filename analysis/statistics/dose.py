@@ -100,7 +100,7 @@ class Real(NamedTuple):
 
     @property
     def family(self) -> tuple[str, str, str]:
-        """(policy, loss, other config values), by which the runs are compared with curves of reward over synthetic noise."""
+        """(policy, loss, other config values). Only a curve of reward over synthetic noise with the same three is compared."""
         return self.policy, self.loss, self.setting
 
 

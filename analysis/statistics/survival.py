@@ -74,7 +74,7 @@ def rmst(time: np.ndarray, event: np.ndarray, tau: float) -> np.ndarray:
 def rmst_difference(
     arm: pd.DataFrame, reference: pd.DataFrame, tau: float, rng: np.random.Generator, reps: int = 2000
 ) -> Interval:
-    """Restricted mean survival time of the runs `arm` minus that of `reference`, in optimizer steps; bootstrap over seeds.
+    """Mean survival time up to step `tau` of the runs `arm` minus that of `reference`, in optimizer steps; bootstrap over seeds.
 
     arm, reference: a row per run with seed, time, event. If both have the same seeds, they are resampled together, since a seed
     fixes the warm start and the order of prompts.

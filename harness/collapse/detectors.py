@@ -101,7 +101,7 @@ class Numerical:
     """D2, a collapse: numerical failure of a run.
 
     Any of these is a failure: a loss, gradient norm or entropy that is not finite; a rollout without a finite log-probability;
-    a gradient norm before clipping above `factor` times its trailing median in `hits` of the last `hits_window` steps; more
+    a gradient norm, before clipping, of over `factor` times its trailing median in `hits` of the last `hits_window` steps; more
     than half of the optimizer steps skipped over the last `window` steps. The trailing median is that of the last `window`
     usable steps. A step is usable if no norm of the last `hits_window` steps exceeded `factor` times its median.
     """

@@ -76,7 +76,7 @@ class RolloutConfig(Strict):
     top_p: PositiveFraction = 1.0
     """Probability mass of the most probable tokens, from which responses are sampled. 1: all tokens."""
     top_k: Annotated[int, Field(ge=0, le=10**9)] = 0
-    """Maximum number of tokens that can be sampled, the most probable ones. 0: all tokens."""
+    """Each token is sampled from this number of most probable ones. 0: from all tokens."""
     replay_sampling_mask: bool = False
     """Renormalise π_old and π_θ over the tokens that top_p and top_k left to the rollout engine. See docs/running.md."""
     prompts: Count

@@ -228,7 +228,7 @@ class LocalEngine(RolloutEngine):
         return Rollout(tokens, logp, torch.full_like(tokens, self.version), ids, weights, support)
 
     def _sample_from_kept(self, prompts: Tensor, begun: Rollout, going: Tensor, uniforms: Tensor) -> Rollout:
-        """Sample as `resume` does, from kept KV. Each prompt together with its response so far is treated as a prompt."""
+        """Continue the responses `begun` in the rows `going` [B], with kept KV. Prompt and response so far are the prompt."""
         tokens, version, here = (part.to(self.device) for part in (begun.tokens, begun.version, going))
         history = History.of(prompts.to(self.device), tokens, version).rows(here)
         nothing = torch.zeros(len(history.tokens), 0, dtype=torch.int64, device=self.device)

@@ -35,7 +35,7 @@ class Local:
         return self.pool.stopping
 
     def prepare(self) -> dict[str, Any]:
-        """Return the settings of this launcher, with which the launch can be repeated."""
+        """Prepare nothing. Return the settings of this launcher, with which the launch can be repeated."""
         return {"launcher": "local", "parallel": self.parallel}
 
     @contextmanager

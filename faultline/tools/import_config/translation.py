@@ -200,9 +200,9 @@ class Translation:
     def compute(self, dtype: str, program: str, given: str, bf16_weights: bool = False) -> None:
         """Set the dtype in which the trainer computes, or warn that it stays fp32.
 
-        It stays fp32 for the built-in small model, because its engine and trainer have no mismatch in one dtype.
-        given: keys of the recipe that choose the dtype, as key=value; empty if the program's default does. bf16_weights: no copy
-        of the weights in fp32.
+        It stays fp32 for the built-in small model, because its engine and trainer agree exactly in one dtype. given: keys of the
+        recipe that choose the dtype, as key=value; empty if the program's default does. bf16_weights: whether the program keeps
+        no copy of the weights in fp32.
         """
         if self.ready:
             self.set("actor.dtype", dtype)

@@ -82,7 +82,7 @@ def corrections_table(replayed: Replayed, null: Replayed | None) -> pd.DataFrame
 
 
 def grid_table(replayed: Replayed, bounds: tuple[float, ...] = BOUNDS) -> pd.DataFrame:
-    """Table with a row per kind of correction and a column per bound C: share of tokens kept, and ESS."""
+    """Table with a row per kind of correction and a column per bound C. A cell: share of tokens kept, ESS."""
     rows = []
     for family, part in replayed.thresholds.table().groupby("family", sort=False):
         at = part.set_index("c").loc[list(bounds)]

@@ -50,7 +50,7 @@ class Lasting(NamedTuple):
 
 
 def persistence(dump: Dump) -> Lasting:
-    """Measure how similar the log ratios of equal prefixes are in a dump's first step and in the step nearest to LAG steps later.
+    """Correlate the log ratios that a dump has after equal prefixes in its first step and in the step nearest to LAG steps later.
 
     Raises UserError if the dump takes more memory than there is room for.
     """

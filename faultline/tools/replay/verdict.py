@@ -418,7 +418,7 @@ def _limitations(replayed: Replayed, null: Replayed | None, mismatch: Mismatch, 
 
 
 def with_null(replayed: Replayed, null: Replayed | None) -> pd.DataFrame:
-    """Table of corrections. false_rejections: share of tokens rejected in `null`, a dump without mismatch; NaN if unknown."""
+    """Table with a row per correction. With `null`, a dump without mismatch, false_rejections: share of its tokens rejected."""
     if null is None:
         return replayed.corrections
     kept = null.corrections.set_index("correction")["effect/kept_tokens"]

@@ -85,7 +85,7 @@ class ScoringHead(nn.Module):
 
 
 def _score(hidden: Tensor, weight: Tensor, targets: Tensor, support: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
-    """Compute (log π, H), [N] each, with all logits at once: hidden [N, H], weight [V, H], targets [N], support [N, ⌈V/8⌉]."""
+    """Log π of targets [N] and entropy, [N] each, from hidden [N, D], weight [V, D] and support [N, ⌈V/8⌉], a bit per token."""
     logp = _log_softmax(hidden, weight, support, temperature)
     policy = logp.exp()
     terms = policy * logp if torch.is_grad_enabled() else policy.mul_(logp)  # in place, unless a gradient needs the operand
