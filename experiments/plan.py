@@ -93,8 +93,8 @@ class StudyPlan:
         """Table with a row per comparison of two arms (sets of runs alike but for the seed) that have all their seeds.
 
         Columns: family (comparisons that are adjusted together), the columns that select its runs, arm, reference, mean endpoint
-        of the arm and of the reference, difference, low, high, p, holm_p, holds, pairs. low, high: its 95% interval. holds: number
-        of the pairs in which the hypothesis holds. A planned comparison without runs counts in its family, with p = 1.
+        of the arm and of the reference, difference, low, high, p, holm_p, holds, pairs. low, high: its 95% interval. holds: the
+        number of pairs in which the hypothesis holds. A planned comparison without runs counts in its family, with p = 1.
         """
         runs, rows = self.complete(runs), []
         for family in self.families:

@@ -19,8 +19,8 @@ def _signature(s: Statistics) -> float | None:
 def _evidence(s: Statistics) -> str:
     slope = s["slope/temperature"]
     return (
-        f"the mean ratio is {s['identity/mean']:.3f} (z {s['identity/z']:.0f}) and not 1, and the trainer's logits are "
-        f"{slope:.2f} times the logged ones: sampled at about T = {1 / slope:.2f} and logged at 1, or both columns at another one"
+        f"the mean ratio is {s['identity/mean']:.3f}, {s['identity/z']:.0f} standard errors from 1, and the trainer's logits are "
+        f"{slope:.2f} times the logged ones: sampled at about T = {1 / slope:.2f} and logged at 1, or at this ratio"
     )
 
 
@@ -32,7 +32,7 @@ FAULT = Fault(
     _evidence,
     {
         "vLLM": VLLM_MODE + "; set processed_logprobs",
-        "verl": "actor_rollout_ref.rollout.logprobs_mode=processed_logprobs, and rollout.temperature on both sides",
+        "verl": "actor_rollout_ref.rollout.logprobs_mode: its default is processed_logprobs; rollout.temperature on both sides",
         "SkyRL": "generator.inference_engine.engine_init_kwargs.logprobs_mode=processed_logprobs; not set, vLLM's default",
         "TRL": "temperature, and --logprobs-mode processed_logprobs of a vLLM server that TRL did not start",
         "prime-rl": "logprobs_mode of the inference server: processed_logprobs is set unless another is",

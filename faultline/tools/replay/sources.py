@@ -110,7 +110,7 @@ def _files(path: Path) -> list[Path]:
             raise UserError(f"{path}: cannot tell what it is by {path.suffix or 'no suffix'}; accepted are {', '.join(SUFFIXES)}")
         return [path]
     if not path.exists():
-        raise UserError(f"{path}: no such file or folder")
+        raise UserError(f"{path}: no such file or folder; docs/replay.md says how to write a dump, --example shows a shipped one")
     folder = path / "dumps" if (path / "dumps").is_dir() else path
     if runs := [config.parent for config in sorted(path.glob("*/config.json"))]:
         one = next((run for run in runs if (run / "dumps").is_dir()), runs[0])
