@@ -283,7 +283,7 @@ def _imported(name: str) -> bool:
 # --- the page -----------------------------------------------------------------------------------------------------------------
 
 
-class Row(NamedTuple):
+class KeyRow(NamedTuple):
     """A row of docs/options.md: a key, its displayed default, and the first sentence of its meaning."""
 
     key: str
@@ -292,7 +292,7 @@ class Row(NamedTuple):
 
 
 @cache
-def rows() -> dict[str, Row]:
+def rows() -> dict[str, KeyRow]:
     """The rows of docs/options.md by key, in the order of the config classes. A section has its plug-ins' parameters too."""
     comments = {_named(key): text for option in options() for key, text in comments_of(*option.split("="))}
     given = (*known(), *defaults(), *(key for values in options().values() for key in values))
@@ -301,7 +301,7 @@ def rows() -> dict[str, Row]:
     order = ["", *dict.fromkeys(name.partition(".")[0] for name in known())]
     names.sort(key=lambda name: order.index(_section(name)))
     meanings = comments | {name: key.meaning for name, key in known().items()}
-    return {name: Row(name, _default(name), _first(meanings.get(name, ""))) for name in names}
+    return {name: KeyRow(name, _default(name), _first(meanings.get(name, ""))) for name in names}
 
 
 def _section(name: str) -> str:

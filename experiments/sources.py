@@ -171,7 +171,7 @@ COSTS = StudyPlan(
 task and seed. Holm's adjustment covers all comparisons of one policy, trainer's or sampler's."""
 
 
-class Question(NamedTuple):
+class Contrast(NamedTuple):
     """A question: is `endpoint` higher, or if not `above` lower, under the mismatch `source` than under `reference`?"""
 
     words: str
@@ -182,10 +182,10 @@ class Question(NamedTuple):
 
 
 QUESTIONS = (
-    Question("Does stale KV grow over syncs?", "growth", "kept_prompts", "fresh_0.2"),
-    Question("Does training without masters raise persistence?", "persistence_20", "no_masters", "bf16_masters"),
-    Question("Does training without masters cost reward?", "end", "no_masters", "bf16_masters", above=False),
-    Question("Does unified W4A4 end with more reward than its rollouts alone?", "end", "unified_w4a4", "w4a4_bf16"),
+    Contrast("Does stale KV grow over syncs?", "growth", "kept_prompts", "fresh_0.2"),
+    Contrast("Does training without masters raise persistence?", "persistence_20", "no_masters", "bf16_masters"),
+    Contrast("Does training without masters cost reward?", "end", "no_masters", "bf16_masters", above=False),
+    Contrast("Does unified W4A4 end with more reward than its rollouts alone?", "end", "unified_w4a4", "w4a4_bf16"),
 )
 """Planned questions on sources of mismatch, answered for the trainer's policy. Holm's adjustment covers all of them."""
 
