@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from algos.diagnostics.rounding import K3
 from algos.faults.diagnose import diagnose
-from experiments.faults import inject
+from experiments.faults import clean, inject
 from experiments.faults.inject import Key, Made
 from experiments.faults.report import report
 from harness.boundary import command
@@ -24,9 +25,10 @@ RECORD = Path(__file__).parents[1] / "study" / "faults" / "record.csv"
 PARTS = ("recorded", "chain", "runs", "smollm2", "vllm")
 FIELDS = (
     *Key._fields, "responses", "tokens", "kind", "named", "question", "strength", "k3", "z", "surprise_z", "baseline",
-    "bare_kind", "bare_named", "bare_question",
+    "bare_kind", "bare_named", "bare_question", "plain_kind", "plain_named", "plain_question",
 )  # fmt: skip
-"""Columns of the record of diagnosed dumps. bare_*: the diagnosis without the trainer's entropies and without a baseline K3."""
+"""Columns of the record of diagnosed dumps. bare_*: the diagnosis without the trainer's entropies and without a baseline K3.
+plain_*: also without token ids and advantages, as verl's default dump."""
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -61,17 +63,19 @@ def keys(record: Path) -> set[str]:
 def judged(made: Made) -> dict[str, Any]:
     """Diagnose the fault of a dump, and return the result as a row of the record: a dict with the keys FIELDS."""
     arm = made.key.precision
-    precision = "fp8_tensor" if arm.startswith("staleness") or arm in ("partial", "moe", "moe_r3") else arm
+    precision = arm if arm in K3 or arm not in clean.ARMS else clean.sampler(arm)
     bare = diagnose(made.batch, usual=precision, lag=made.lag, tokens=made.tokens)
     found = bare
     if made.entropy is not None or made.baseline is not None:
         usual = precision if made.baseline is None else made.baseline
         found = diagnose(made.batch, usual=usual, lag=made.lag, tokens=made.tokens, entropy=made.entropy)
+    plain = diagnose(made.batch._replace(advantages=None), usual=precision, lag=made.lag)
     statistics = found.statistics
     numbers = found.strength, statistics["tails/k3"], statistics["identity/z"], statistics["surprise/z"], made.baseline or 0.0
     values = (
         *str(made.key).split(), len(made.batch.mask), int(made.batch.mask.sum()), found.kind, found.fault or "",
         found.question or "", *(f"{number:.3g}" for number in numbers), bare.kind, bare.fault or "", bare.question or "",
+        plain.kind, plain.fault or "", plain.question or "",
     )  # fmt: skip
     return dict(zip(FIELDS, values, strict=True))
 

@@ -33,6 +33,8 @@ STEPS = tuple(range(0, LAST, EVERY))
 """Numbers of the training steps at which a run's batch is dumped."""
 MIXTURE = ("model=moe", "rollout/precision=fp8_tensor")
 PRECISIONS = ("fp32", "bf16", "fp16", "fp8_tensor", "fp8_channel", "int8", "nvfp4", "nvfp4_w4a4")
+IN_BF16 = ("actor.dtype=bf16", "actor.scoring=forward", "actor.micro_tokens=400")
+"""Config overrides of a trainer in BF16, whose micro-batches of at most 400 tokens divide the responses to a prompt."""
 ARMS: dict[str, tuple[str, ...]] = {
     **{name: (f"rollout/precision={name}",) for name in PRECISIONS},
     "fp8_block": ("rollout/precision=fp8_block", "model.hidden_size=128"),
@@ -41,8 +43,18 @@ ARMS: dict[str, tuple[str, ...]] = {
     "moe_r3": (*MIXTURE, "routing.replay=r3"),
     **{f"staleness_{k}": ("rollout/precision=fp8_tensor", f"rollout.staleness={k}") for k in (1, 2, 4)},
     "partial": ("rollout/precision=fp8_tensor", "rollout.partial_tokens=5"),
+    **{
+        f"trainer_bf16_{masters}_{name}": (*IN_BF16, f"actor.masters={masters}", f"rollout/precision={name}")
+        for masters in ("fp32", "none")
+        for name in ("bf16", "fp8_tensor")
+    },
 }
 """Config overrides of each arm whose runs have no fault, by the arm's name."""
+
+
+def sampler(arm: str) -> str:
+    """The precision of the sampler in runs of `arm`, a key of ARMS: the name of an option of rollout/precision."""
+    return next(option.partition("=")[2] for option in ARMS[arm] if option.startswith("rollout/precision="))
 
 
 def config(folder: Path, arm: str, seed: int, *more: str) -> Config:

@@ -9,11 +9,12 @@ from typing import NamedTuple
 import torch
 
 from algos.batch import Batch
-from experiments.faults import clean, edits, plan, real
+from experiments.faults import clean, edits, plan, real, sound
 from experiments.faults import vllm as in_vllm
 from experiments.faults.read import batch as read
 from harness.compose import compose
 from harness.config import Config, parse
+from harness.seeding import generator
 
 SMOLLM2 = Path(__file__).parents[1] / "study" / "smollm2"
 STALE = {k: (f"rollout.staleness={k}", "actor.lr=1e-3") for k in (1, 4, 8)}
@@ -57,12 +58,15 @@ Wanted = Callable[[Key], bool]
 def recorded(wanted: Wanted) -> Iterator[Made]:
     """Generate the wanted edits of the recorded dumps of SmolLM2: every edited fault at every size of `edits.SIZES`."""
     for name in plan.RECORDED:
-        own = read(SMOLLM2 / f"{name}.parquet")[0]
+        own, _, tokens = read(SMOLLM2 / f"{name}.parquet")
         precision = name.rpartition("-")[2]
         for fault, sizes in edits.SIZES.items():
             for size in sizes:
                 if wanted(key := Key(name, fault, size, precision, plan.EDIT_SEED)):
                     yield Made(key, edits.edited(own, fault, size, key.seed))
+        for kind in sound.EDITS:
+            if wanted(key := Key(f"{name}-{kind}", "clean", 0.0, precision, plan.EDIT_SEED)):
+                yield _sound(kind, Made(key, own, tokens))
 
 
 def chain(folder: Path, wanted: Wanted) -> Iterator[Made]:
@@ -79,6 +83,25 @@ def chain(folder: Path, wanted: Wanted) -> Iterator[Made]:
                 if wanted(key := Key("chain", fault, size, precision, seed)):
                     bed = bed or real.Bed(config, shape.responses, seed)
                     yield _edit(bed, key) if (fault, size) in edited else _case(bed, key)
+            for kind in sound.EDITS if precision in plan.SAMPLERS else ():
+                if wanted(key := Key(f"chain-{kind}", "clean", 0.0, precision, seed)):
+                    bed = bed or real.Bed(config, shape.responses, seed)
+                    yield _sound(kind, _case(bed, key))
+    yield from _micro_batches(folder, wanted)
+
+
+def _micro_batches(folder: Path, wanted: Wanted) -> Iterator[Made]:
+    """Generate the wanted dumps of a toy policy whose trainer is in BF16: no fault, and real faults at their middle size."""
+    for seed, shape in plan.MICRO_BATCHES.items():
+        config, bed = _chain(folder, seed, shape), None
+        cases = [(fault, plan.middle(sizes)) for fault, sizes in real.SIZES.items()]
+        cases = [(fault, size) for fault, size in cases if real.possible(fault, size, config)]
+        draws = [("clean", float(draw)) for draw in range(plan.DRAWS)]
+        for precision in clean.PRECISIONS:
+            for fault, size in (*draws, *(cases if precision in plan.SAMPLERS else ())):
+                if wanted(key := Key("chain-micro_batches", fault, size, precision, seed)):
+                    bed = bed or real.MicroBatchBed(config, shape.responses, seed)
+                    yield _case(bed, key)
 
 
 def smollm2(model: str, wanted: Wanted) -> Iterator[Made]:
@@ -171,6 +194,13 @@ def _case(bed: real.Bed, key: Key) -> Made:
 def _edit(bed: real.Bed, key: Key) -> Made:
     honest = bed.batch(bed.case("clean", 0, key.precision))
     return Made(key, edits.edited(honest, key.fault, key.size, key.seed), baseline=bed.baseline(key.precision))
+
+
+def _sound(kind: str, made: Made) -> Made:
+    """Return a dump without a fault as one of `kind`, a key of `sound.EDITS`. It has no fault either."""
+    edit = sound.EDITS[kind]
+    dump = edit(sound.Columns(made.batch, made.tokens, made.entropy), generator(made.key.seed, f"sound {kind}"))
+    return made._replace(**dump._asdict())
 
 
 def _dumps(config: Config) -> list[Path]:

@@ -1,4 +1,4 @@
-"""`python -m experiments.faults.picture OUT`: draw the confusion matrix of the recorded diagnoses into the file OUT.
+"""`python -m experiments.faults.picture RECORD OUT`: draw the confusion matrix of the diagnoses in RECORD into the file OUT.
 
 A row is an injected fault at the middle of its tested sizes, or no fault. A column is an answer of the diagnosis.
 """
@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 
 from algos.faults import FAULTS
 from analysis.figures.style import HEAT
-from experiments.faults.__main__ import RECORD
 from experiments.faults.plan import HELD_OUT
 from experiments.faults.report import NAMES, read
 
@@ -53,4 +52,4 @@ def picture(counts: pd.DataFrame) -> Figure:
 
 
 if __name__ == "__main__":
-    picture(confusion(read(RECORD))).savefig(Path(sys.argv[1]), dpi=150)
+    picture(confusion(read(Path(sys.argv[1])))).savefig(Path(sys.argv[2]), dpi=150)

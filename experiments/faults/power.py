@@ -46,7 +46,12 @@ def cuts(folder: Path, wanted: inject.Wanted) -> Iterator[tuple[Key, list[Made]]
     """Generate (key, parts of its dump) for wanted keys: no fault, and each fault with a plug-in, at its middle size."""
 
     def cut(key: Key) -> bool:
-        usual = key.seed == SEED and key.precision in plan.SAMPLERS and key.fault not in {*BY_EDIT, *plan.HELD_OUT, *plan.FORMER}
+        usual = (
+            key.source == "chain"
+            and key.seed == SEED
+            and key.precision in plan.SAMPLERS
+            and key.fault not in {*BY_EDIT, *plan.HELD_OUT, *plan.FORMER}
+        )
         at_middle = key.size == (0 if key.fault == "clean" else plan.middle(real.SIZES[key.fault]))
         edited = key.fault == "clean" and any(wanted(_of_edit(key, fault)) for fault in BY_EDIT)
         return usual and at_middle and (wanted(key) or edited)

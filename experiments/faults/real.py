@@ -1,6 +1,7 @@
 """Real faults in a model: the sampler or the trainer computes wrongly on purpose.
 
-The sampler is in a low precision, so that every fault comes on top of ordinary rounding. The trainer is the fp32 engine.
+The sampler is in a low precision, so that every fault comes on top of ordinary rounding. The trainer is the fp32
+engine, or in `MicroBatchBed` the BF16 engine.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from harness.train.warmstart import start
 
 FRESH = 0.02
 """Standard deviation of the random weights of a layer that was never loaded: transformers' initializer_range."""
+LARGEST = 16
+"""Largest number of responses in a micro-batch of the BF16 trainer."""
 HOT = 1.5
 """Temperature at which a part of the tokens is drawn under the fault `draft`."""
 
@@ -118,6 +121,8 @@ class LoggedTokens(NamedTuple):
 class Bed:
     """Set-up for injecting faults: a policy, prompts chosen by a seed in groups of four, and engines as sampler and trainer."""
 
+    trainer_precision = "fp32"
+
     def __init__(self, config: Config, responses: int, seed: int):
         self.config, self.task = config, build_task(config)
         begun = start(config, self.task)
@@ -129,7 +134,7 @@ class Bed:
         self.seed = seed
         self.uniforms = self.draw("honest")
         self.stop = self.task.stop
-        self.trainer = self.engine("fp32")
+        self.trainer = self.engine(self.trainer_precision)
         self.rollouts: dict[str, Rollout] = {}
         self.baselines: dict[str, float] = {}
 
@@ -254,7 +259,26 @@ class Bed:
         old: the scoring engine, by default the trainer. prompts: the scoring engine's prompts, by default the sampler's.
         """
         old, prompts = old or self.trainer, self.prompts if prompts is None else prompts
-        return LoggedTokens(rollout.tokens, rollout.logp, *score(old, prompts, rollout.tokens))
+        return LoggedTokens(rollout.tokens, rollout.logp, *self.score(old, prompts, rollout.tokens))
+
+    def score(self, engine: LocalEngine, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (log-probabilities, entropies) [B, T] in nats that the trainer's `engine` gives sampled tokens [B, T]."""
+        return score(engine, prompts, tokens)
+
+
+class MicroBatchBed(Bed):
+    """Set-up whose trainer computes in BF16, in micro-batches of 1 to `LARGEST` responses that mix the prompts."""
+
+    trainer_precision = "bf16"
+
+    def score(self, engine: LocalEngine, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        draws = generator(self.seed, "fault micro-batches")
+        order = torch.randperm(len(tokens), generator=draws)
+        sizes = torch.randint(1, LARGEST + 1, (len(tokens),), generator=draws)
+        ends = sizes.cumsum(0)
+        parts = [score(engine, prompts[rows], tokens[rows]) for rows in order.tensor_split(ends[ends < len(tokens)])]
+        logp, entropy = (torch.cat(columns)[order.argsort()] for columns in zip(*parts, strict=True))
+        return logp, entropy
 
 
 def formats(precision: str) -> PrecisionConfig:
@@ -285,7 +309,7 @@ def _temperature(bed: Bed, size: float, precision: str) -> LoggedTokens:
 
 def _raw(bed: Bed, size: float, precision: str) -> LoggedTokens:
     """The fault `raw_logprobs`: both engines have temperature `size`, but the sampler logs the probabilities of temperature 1."""
-    return bed.scored(bed.raw(precision, size), bed.engine("fp32", temperature=size))
+    return bed.scored(bed.raw(precision, size), bed.engine(bed.trainer_precision, temperature=size))
 
 
 def _top_p(bed: Bed, size: float, precision: str) -> LoggedTokens:
@@ -349,18 +373,18 @@ def _eos(bed: Bed, size: float, precision: str) -> LoggedTokens:
     """The fault `eos`: the trainer scores token 0 where the sampler drew an end of sequence."""
     rollout = bed.honest(precision)
     swapped = torch.where(torch.isin(rollout.tokens, torch.tensor(bed.stop)), 0, rollout.tokens)
-    return LoggedTokens(rollout.tokens, rollout.logp, *score(bed.trainer, bed.prompts, swapped))
+    return LoggedTokens(rollout.tokens, rollout.logp, *bed.score(bed.trainer, bed.prompts, swapped))
 
 
 def _prompt_in_mask(bed: Bed, size: float, precision: str) -> LoggedTokens:
     """The fault `prompt_in_mask`: the last `size` prompt tokens count as response, and both engines score them."""
     n, rollout = int(size), bed.honest(precision)
     before, whole = bed.prompts[:, :-n], torch.cat([bed.prompts[:, -n:], rollout.tokens], 1)
-    return LoggedTokens(whole, bed.sampler(precision).score(before, whole), *score(bed.trainer, before, whole))
+    return LoggedTokens(whole, bed.sampler(precision).score(before, whole), *bed.score(bed.trainer, before, whole))
 
 
 def _rope(bed: Bed, size: float, precision: str) -> LoggedTokens:
-    return bed.scored(bed.honest(precision), bed.engine("fp32", rope=size))
+    return bed.scored(bed.honest(precision), bed.engine(bed.trainer_precision, rope=size))
 
 
 def _penalty(bed: Bed, size: float, precision: str) -> LoggedTokens:
@@ -388,7 +412,7 @@ def _bias(bed: Bed, size: float, precision: str) -> LoggedTokens:
 
 def _window(bed: Bed, size: float, precision: str) -> LoggedTokens:
     """The fault `window`: the trainer's attention reaches back over only a share `size` of the length of prompt and response."""
-    engine = bed.engine("fp32", Windowed)
+    engine = bed.engine(bed.trainer_precision, Windowed)
     engine.window = math.ceil(size * (bed.prompts.shape[1] + bed.length))
     return bed.scored(bed.honest(precision), engine)
 

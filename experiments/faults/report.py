@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.frames import markdown
-from experiments.faults import edits, real
+from experiments.faults import edits, real, sound
 from experiments.faults.inject import STALE
 from experiments.faults.plan import AIM_ACCUSED, AIM_NAMED, FORMER, HELD_OUT, middle
 from harness.errors import UserError
@@ -19,6 +19,8 @@ NAMES = {
     "draft": "sampler",
 }  # fmt: skip
 """Name that the diagnosis gives an injected fault, by the injected fault's name, where the two names differ."""
+KINDS = (*(f"-{kind}" for kind in sound.EDITS), "-micro_batches", "trainer_bf16")
+"""Ends of the source, or starts of the arm, of the kinds of dumps without a fault that are new in the fourth plan."""
 SIZES = edits.SIZES | real.SIZES | {"stale": tuple(STALE)}
 
 
@@ -27,14 +29,14 @@ def read(record: Path) -> pd.DataFrame:
 
     Added columns: said (the diagnosed fault, "unknown" or "consistent"), right (whether `said` is right, by `plan.HELD_OUT` for
     faults without a plug-in), bare_right (the same for the diagnosis without entropies and baseline), middle (whether the
-    size is the middle of the fault's tested ones).
+    size is the middle of the fault's tested ones), plain_right (as bare_right; absent from the records of the first three plans).
     """
     if not record.exists():
         raise UserError(f"{record}: no dump is recorded; give --make")
     frame = pd.read_csv(record, keep_default_na=False)
     expected = frame["fault"].map(lambda fault: NAMES.get(fault, fault)).replace("clean", "consistent")
     by_question = frame["fault"].map(HELD_OUT | FORMER)
-    for part in ("bare_", ""):
+    for part in (*(("plain_",) if "plain_kind" in frame else ()), "bare_", ""):
         kind, named = frame[f"{part}kind"], frame[f"{part}named"]
         frame["said"] = named.where(kind == "fault", kind)
         of_question = (kind == "unknown") | ((kind == "fault") & (frame[f"{part}question"] == by_question))
@@ -48,27 +50,43 @@ def read(record: Path) -> pd.DataFrame:
 def report(record: Path) -> str:
     """Return the tables of `aims` and `matrix`, made from the record, as Markdown."""
     frame = read(record)
-    return f"{markdown(aims(frame))}\n\n{markdown(matrix(frame))}"
+    tables = [aims(frame), matrix(frame), *([kinds(frame)] if "plain_right" in frame else [])]
+    return "\n\n".join(map(markdown, tables))
+
+
+def kinds(frame: pd.DataFrame) -> pd.DataFrame:
+    """A row per kind of dumps without a fault: their number, and how many were right with all columns, bare and plain."""
+    clean = frame[frame["fault"] == "clean"]
+    places = clean["source"] + " " + clean["precision"]
+    found = places.map(lambda place: next((kind for kind in KINDS if kind in place), "of the third plan"))
+    rows = []
+    for kind, part in clean.groupby(found):
+        right = {name: int(part[f"{name}_right"].sum()) for name in ("bare", "plain")}
+        rows.append({"no fault": kind, "number": len(part), "right": int(part["right"].sum()), **right})
+    return pd.DataFrame(rows)
 
 
 def aims(frame: pd.DataFrame) -> pd.DataFrame:
     """Table with a row per aim of `plan`: the dumps concerned, their number, how many the diagnosis got right, the aimed share.
 
-    bare: the number that the diagnosis got right without the trainer's entropies and a baseline K3.
+    bare: the number that the diagnosis got right without the trainer's entropies and a baseline K3. plain: also without token
+    ids and advantages.
     """
     clean, left_out, former = frame["fault"] == "clean", frame["fault"].isin(list(HELD_OUT)), frame["fault"].isin(list(FORMER))
+    named, new = frame["middle"] & ~left_out & ~former, frame["source"] == "chain-micro_batches"
     parts = {
-        "faults at their middle size": (frame["middle"] & ~left_out & ~former, f"at least {AIM_NAMED:.0%}"),
+        "faults at their middle size": (named & ~new, f"at least {AIM_NAMED:.0%}"),
         "no fault": (clean, f"at least {1 - AIM_ACCUSED:.0%}, and all"),
         "left-out faults": (left_out, "all"),
         "faults that earlier plans left out": (former, ""),
+        **({"middle size, trainer in BF16": (named & new, f"at least {AIM_NAMED:.0%}")} if new.any() else {}),
     }
     rows = [
         {
             "dumps": name,
             "number": int(part.sum()),
             "right": int(frame[part]["right"].sum()),
-            "bare": int(frame[part]["bare_right"].sum()),
+            **{name: int(frame[part][f"{name}_right"].sum()) for name in ("bare", "plain") if f"{name}_right" in frame},
             "aim": aim,
         }
         for name, (part, aim) in parts.items()

@@ -6,7 +6,7 @@ import torch
 
 from algos.batch import Batch
 from experiments.faults import __main__ as program
-from experiments.faults import clean, edits, plan, power, real
+from experiments.faults import clean, edits, inject, plan, power, real, sound
 from experiments.faults import vllm as in_vllm
 from experiments.faults.inject import Key, Made
 from experiments.faults.picture import confusion
@@ -21,8 +21,8 @@ HEAD = ",".join(program.FIELDS)
 
 
 def row(fault: str, size: float, kind: str, named: str = "", question: str = "", seed: int = 1201) -> str:
-    """A row of the record, whose dump without entropies and baseline was called consistent."""
-    return f"chain,{fault},{size:g},bf16,{seed},256,2560,{kind},{named},{question},1,0.1,0,0,0.1,consistent,,"
+    """A row of the record, whose dump without entropies and baseline, and as verl's default dump, was called consistent."""
+    return f"chain,{fault},{size:g},bf16,{seed},256,2560,{kind},{named},{question},1,0.1,0,0,0.1,consistent,,,consistent,,"
 
 
 def test_a_stopped_record_goes_on_where_it_ended(tmp_path, monkeypatch):
@@ -55,7 +55,7 @@ def test_an_answer_is_right_by_name_and_a_left_out_fault_by_its_question(tmp_pat
     assert frame["right"].to_list() == [True, False, True, False, True, True, False, True, False]
     counted = aims(frame).set_index("dumps")
     assert counted["number"].to_list() == [2, 2, 3, 1] and counted["right"].to_list() == [1, 1, 2, 1]
-    assert counted["bare"].to_list() == [0, 2, 0, 0]
+    assert counted["bare"].to_list() == counted["plain"].to_list() == [0, 2, 0, 0]
     table = matrix(frame).set_index("injected")
     assert table.loc["clean", "right"] == "1/2" and table.loc["clean", "wrong answers"] == "stale 1"
     assert table.loc["top_p", "sizes"] == "0.95, 0.9" and table.loc["top_p", "right"] == "1/1, 0/1"
@@ -68,7 +68,7 @@ def test_a_record_that_is_not_there_names_the_remedy(tmp_path):
 
 
 def test_the_plan_is_of_fresh_seeds_and_large_enough():
-    judged = {*plan.CHAIN, *plan.RUNS, *plan.SMOLLM2, *plan.VLLM, plan.EDIT_SEED}
+    judged = {*plan.CHAIN, *plan.MICRO_BATCHES, *plan.RUNS, *plan.SMOLLM2, *plan.VLLM, plan.EDIT_SEED}
     assert not judged & set(plan.SPENT)
     runs, draws = len(plan.RUNS) * len(clean.ARMS) * len(clean.STEPS), len(plan.CHAIN) * len(clean.PRECISIONS) * plan.DRAWS
     assert runs + draws >= 200
@@ -155,3 +155,63 @@ def test_a_bias_favours_a_token_in_use(bed):
     biased = real.CASES["bias"](bed, 20.0, "fp32").tokens  # e^20 times the odds: nothing else is drawn
     favoured = biased.unique()
     assert set(favoured.tolist()) < set(honest.unique().tolist())
+
+
+def dump() -> sound.Columns:
+    """Two responses of three tokens and one, without a fault."""
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    logp = torch.tensor([[-0.1, -0.2, -0.3], [-0.7, 0.0, 0.0]])
+    tokens = torch.where(mask, torch.tensor([[1, 2, 3], [4, 0, 0]]), -1)
+    return sound.Columns(Batch(logp, mask, logp + 0.01, prompt=torch.tensor([0, 0])), tokens, -logp)
+
+
+@pytest.mark.parametrize("kind", sound.EDITS)
+def test_an_edit_of_a_sound_dump_keeps_every_token_s_pair(kind):
+    own, new = dump(), sound.EDITS[kind](dump(), torch.Generator().manual_seed(1))
+    width = {"stored_bf16": 3, "stored_fp16": 3, "certain": 6, "near_certain": 6, "turns": 8}[kind]
+    assert new.batch.mask.shape == new.tokens.shape == new.entropy.shape == (2, width)
+    for row in range(2):
+        n, mask = int(own.batch.mask[row].sum()), new.batch.mask[row]
+        assert torch.equal(new.tokens[row][mask][:n], own.tokens[row, :n])
+        for name in ("logp_rollout", "logp_old"):
+            was, is_ = getattr(own.batch, name)[row, :n], getattr(new.batch, name)[row][mask]
+            if kind.startswith("stored"):
+                dtype = {"stored_bf16": torch.bfloat16, "stored_fp16": torch.float16}[kind]
+                assert torch.equal(is_, is_.to(dtype).float()) and not torch.equal(is_, was)
+            else:
+                assert torch.equal(is_[:n], was)
+            if "certain" in kind:
+                assert 1 <= len(is_) - n <= 3 and is_[n:].unique().tolist() == pytest.approx([0 if kind == "certain" else -1e-6])
+    if kind == "turns":
+        gap = ~new.batch.mask[0, : int(new.batch.mask[0].nonzero().max())]
+        assert 1 <= int(gap.sum()) <= 5 and new.batch.mask[0, 0] and (new.tokens[0][: len(gap)][gap] >= 0).all()
+
+
+def test_plain_is_without_ids_entropies_baseline_and_advantages(monkeypatch):
+    asked = []
+    real_one = program.diagnose
+    monkeypatch.setattr(program, "diagnose", lambda batch, **given: asked.append((batch, given)) or real_one(batch, **given))
+    own = dump()
+    batch = own.batch._replace(advantages=torch.ones(2, 3))
+    made = Made(Key("run", "clean", 0, "trainer_bf16_none_fp8_tensor", 1), batch, own.tokens, None, own.entropy, 0.1)
+    assert program.judged(made).keys() == set(program.FIELDS)
+    plain, given = asked[-1]
+    assert plain.advantages is None and given == {"usual": "fp8_tensor", "lag": None}
+
+
+def test_the_kinds_of_sound_dumps_are_planned():
+    keys = []
+    config = parse(compose(*clean.BASE, "run.root=unused"))
+    assert not list(inject.chain(config.path, lambda key: keys.append(key)))  # none is wanted, so none is made
+    sources = {key.source for key in keys if key.fault == "clean"}
+    assert sources == {"chain", "chain-micro_batches", *(f"chain-{kind}" for kind in sound.EDITS)}
+    faults = {key.fault for key in keys if key.source == "chain-micro_batches"} - {"clean"}
+    assert faults == real.SIZES.keys() - {"bos", "template", "eos", "prompt_in_mask", "top_k"}  # top_k: the middle is 20
+    assert not {key.seed for key in keys} & set(plan.SPENT)
+
+
+def test_a_bf16_trainer_scores_every_response_once_in_its_place(bed):
+    other = real.MicroBatchBed(bed.config, 16, seed=1)
+    drawn = other.scored(bed.honest("bf16"))
+    exact = real.score(bed.trainer, bed.prompts, drawn.tokens)[0]
+    assert (drawn.logp_old - exact).abs().max() < 0.1 and not torch.equal(drawn.logp_old, exact)
