@@ -31,7 +31,7 @@ def test_a_stopped_record_goes_on_where_it_ended(tmp_path, monkeypatch):
     arguments = program.parsed(["--make", "recorded", "--record", str(record)])
     program.main(arguments)
     whole = record.read_text().splitlines()
-    assert len(whole) == 1 + sum(map(len, edits.SIZES.values()))
+    assert len(whole) == 1 + len(sound.EDITS) + sum(map(len, edits.SIZES.values()))
     record.write_text("\n".join(whole[:-3]) + "\n")
     program.main(arguments)
     assert record.read_text().splitlines() == whole
