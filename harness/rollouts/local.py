@@ -53,7 +53,7 @@ class _Nodes(NamedTuple):
     """Experts that computed the token of each tree node, or a root's whole prompt; None for a dense model."""
     cache: Cache
     padding: Tensor | None
-    """Number of padding tokens before the prompt of each tree node, [N]; None if there is no padding."""
+    """Number of padding tokens to the left of the prompt that each node continues, [N]; None if there is no padding."""
 
     def routes_of(self, node: Tensor) -> Routes:
         """Routes (chosen experts) of each row, by the number `node` [B] of its tree node. Only for a mixture of experts."""

@@ -79,7 +79,7 @@ class Mismatch(_Part):
 
 
 class MeanRatio(_Part):
-    """Mean of ρ = π_old/μ over a part of the tokens. It is 1 in each part known before a token is drawn, so not by log μ."""
+    """Mean of ρ = π_old/μ over a part of the tokens. Its expectation is 1 if the part was chosen before they were drawn."""
 
     by: Literal["place", "log_probability", "turn", "version"] = Field(description="what divides the tokens")
     at: float = Field(description="last place of a bin, upper end of a bin of log μ, or number of the turn or version")
