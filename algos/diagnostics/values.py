@@ -116,11 +116,8 @@ def constant_ends(pairs: LogpPairs, tokens: Tensor | None = None) -> tuple[tuple
     """
     mu_pi = torch.stack([pairs.mu, pairs.pi], -1)
     with_ids = mu_pi if tokens is None else torch.cat([mu_pi, tokens.cpu()[pairs.mask].double()[:, None]], -1)
-    head, tail = (
-        _runs(pairs, mu_pi, pairs.place == 0, backwards=False),
-        _runs(pairs, with_ids, pairs.left == 0, backwards=True),
-    )
-    return head, tail
+    head = _runs(pairs, mu_pi, pairs.place == 0, backwards=False)
+    return head, _runs(pairs, with_ids, pairs.left == 0, backwards=True)
 
 
 def _runs(pairs: LogpPairs, keys: Tensor, ends: Tensor, backwards: bool) -> tuple[float, float]:
