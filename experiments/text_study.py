@@ -39,6 +39,8 @@ ARMS = {
     "bf16": "rollout/precision=bf16",
 }
 """Config overrides of each arm (rollout precision and correction), in the order of a list of commands."""
+ENGINE = "rollout/engine=vllm rollout.engine.eager=true"
+"""Config overrides of every run: the rollout engine. On one GPU several runs go side by side, which each start at once."""
 SEEDS = tuple(range(201, 209))
 """Seeds of the study of real text, one for each list of commands."""
 STEPS, LONG = 40, 150
@@ -67,7 +69,7 @@ def commands(number: int, done: set[tuple[str, int]]) -> list[str]:
     seed = SEEDS[number - 1]
     steps = LONG if seed == SEEDS[-1] else STEPS
     return [
-        f"python -m experiments.train +experiment=smollm2/sums {overrides} seed={seed} steps={steps} && "
+        f"python -m experiments.train +experiment=smollm2/sums {overrides} {ENGINE} seed={seed} steps={steps} && "
         "python -m experiments.text_study record"
         for arm, overrides in ARMS.items()
         if (arm, seed) not in done

@@ -12,7 +12,7 @@ from pathlib import Path
 from experiments.gpu_check.anatomy import check_anatomy
 from experiments.gpu_check.formats import check_casts, check_products
 from experiments.gpu_check.model import ARMS, Size
-from experiments.gpu_check.section import Table, markdown, section
+from experiments.gpu_check.section import CheckFailed, Table, markdown, section
 from experiments.gpu_check.training import check_training
 from harness import boundary
 from harness.errors import UserError
@@ -43,10 +43,10 @@ def main(arguments: list[str]) -> int:
         except Exception as error:  # on a borrowed machine the other checks should still run
             traceback.print_exc()
             failures[name] = str(error).splitlines()[0] if str(error) else type(error).__name__
-        else:
-            made = made if isinstance(made, list) else [made]
-            print(*map(markdown, made), sep="\n", flush=True)
-            tables += made
+            made = error.tables if isinstance(error, CheckFailed) else []
+        made = made if isinstance(made, list) else [made]
+        print(*map(markdown, made), sep="\n", flush=True)
+        tables += made
         (options.out / "section.md").write_text(section(tables, failures, command))  # so that a lost machine leaves what it found
     print(f"{options.out / 'section.md'}: {len(tables)} tables, {len(failures)} checks failed", *failures, sep="\n  ")
     return int(bool(failures))

@@ -11,7 +11,7 @@ import torch
 from algos.diagnostics.positions import by_position, position_rows
 from experiments.gpu_check.drawing import draw
 from experiments.gpu_check.model import Policy, Scored, Size
-from experiments.gpu_check.section import Table, number
+from experiments.gpu_check.section import CheckFailed, Table, number
 from harness.dumps.files import write
 from harness.errors import UserError
 from harness.rollouts.vllm_support import installed
@@ -23,10 +23,10 @@ def check_anatomy(size: Size, dumps: Path | None = None) -> list[Table]:
     """Compare rollout engines in each precision on equal prompts and random numbers: tables by precision and by position.
 
     dumps: folder for a dump of the responses per engine and precision, which `faultline replay` reads, and for their picture.
-    Raises RuntimeError if the local engine has a mismatch in fp32.
+    Raises CheckFailed at its end if the local engine has a mismatch in fp32.
     """
     policy = Policy(size)
-    rows, positions, refused = [], [], {}
+    rows, positions, refused, off = [], [], {}, 0.0
     for kind in ("local", "vllm") if installed() else ("local",):
         for arm in size.arms:
             try:
@@ -41,8 +41,7 @@ def check_anatomy(size: Size, dumps: Path | None = None) -> list[Table]:
                 write(dumps / f"{kind}-{arm.replace(' ', '-')}.parquet", columns(scored, policy))
             if (kind, arm) == ("local", "fp32"):
                 rows.append(_training_forward(scored, policy))
-                if scored.log_ratio.abs().max() > 0:
-                    raise RuntimeError(f"the control is not exact: log ratios up to {scored.log_ratio.abs().max():.1e} nats")
+                off = float(scored.log_ratio.abs().max())
     note = (
         f"{len(policy.prompts)} responses of each arm to the same prompts, at most {size.answer} tokens. K3 in nats per token. "
         "Tokens/s counts response tokens; prompts are read in the same time."
@@ -52,7 +51,10 @@ def check_anatomy(size: Size, dumps: Path | None = None) -> list[Table]:
     if refused:
         note += "\n\nNot computed:" + "".join(f"\n- {name}: {reason}." for name, reason in refused.items())
     where = "K3 in nats per token. A column holds the positions after the column before it, up to its own."
-    return [Table("Mismatch by precision", note, rows), Table("Mismatch by position", where, positions)]
+    tables = [Table("Mismatch by precision", note, rows), Table("Mismatch by position", where, positions)]
+    if off > 0:
+        raise CheckFailed(f"the control is not exact: log ratios up to {off:.1e} nats", tables)
+    return tables
 
 
 def _row(scored: Scored) -> dict[str, str]:

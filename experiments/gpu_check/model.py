@@ -92,7 +92,7 @@ class Policy:
         chosen = self.size.config(f"rollout/precision={precision}").rollout.precision
         ENGINES[kind].check(self.net.config, chosen, kv_cache)
         context = self.prompts.shape[1] + self.size.answer
-        cache = {"context": context, "kv_cache_gib": KV_CACHE_GIB} if kind == "vllm" else {}
+        cache = {"context": context, "kv_cache_gib": KV_CACHE_GIB, "eager": True} if kind == "vllm" else {}
         engine = ENGINES[kind](self.net.config, chosen, Sampling(kv_cache=kv_cache, stop=self.task.stop), **cache)
         engine.load_weights(self.net.named_parameters(), 0)
         return engine

@@ -20,6 +20,14 @@ class Table(NamedTuple):
     rows: list[dict[str, Any]]
 
 
+class CheckFailed(RuntimeError):
+    """A check found what the project says is impossible. tables: what it measured all the same."""
+
+    def __init__(self, message: str, tables: list[Table]):
+        super().__init__(message)
+        self.tables = tables
+
+
 def number(value: float) -> str:
     """A number as text with three significant digits; below 0.0001 and from 1,000 on with an exponent, such as 1.23e+03."""
     return f"{value:.3g}"

@@ -78,6 +78,7 @@ class VllmEngine(RolloutEngine):
     context: maximum number of prompt and response tokens; None for the model's limit.
     tensor_parallel: number of neighbouring ranks that hold one engine together; each rank gets the responses to its own prompts.
     sleep: between rollouts the weights wait in host memory and the KV cache is freed, for an actor on the same GPU.
+    eager: on a GPU, run the model without torch.compile and CUDA graphs: it starts sooner and samples more slowly. A CPU always does.
     sync_tolerance: tolerated mean |log μ − log π| of engine and actor after loading weights, in nats; None for the
     precision's own.
     """
@@ -92,6 +93,7 @@ class VllmEngine(RolloutEngine):
         context: Count | None = None,
         tensor_parallel: Annotated[int, Interval(ge=1, le=2**16)] = 1,
         sleep: bool = False,
+        eager: bool = False,
         sync_tolerance: Annotated[float, Interval(gt=0, le=1e3)] | None = None,
     ):
         # top_p and top_k cut probability away that the actor's distribution still has, in any precision.
@@ -113,6 +115,7 @@ class VllmEngine(RolloutEngine):
         if sleep and not can_sleep():
             raise UserError("rollout.engine.sleep=true: vLLM lends memory on a GPU only; set it to false")
         self.sleeps, self.asleep = sleep, False
+        self.eager = eager or not torch.cuda.is_available()
         if self.quantization == "int8":
             _keep_scales_alive()
         with _explained(f"cannot start with a {shape.model_type} model"), tempfile.TemporaryDirectory() as folder:
@@ -136,14 +139,14 @@ class VllmEngine(RolloutEngine):
             "enable_chunked_prefill": False,
             "max_logprobs": max(self.ranked, 1),
             "logprobs_mode": "processed_logprobs",
-            "enforce_eager": not torch.cuda.is_available(),
+            "enforce_eager": self.eager,
             "tensor_parallel_size": self.tensor_parallel,
             "enable_sleep_mode": self.sleeps,
             # With ranks around, vLLM must take their process group instead of making one.
             "distributed_executor_backend": "external_launcher" if _ranks() > 1 else None,
             "seed": 0,  # seed of the dummy weights only: each request brings its own
         }
-        return options | _memory() | ({"enable_return_routed_experts": True} if self.routed else {})
+        return options | _memory(kv_cache_gib) | ({"enable_return_routed_experts": True} if self.routed else {})
 
     @classmethod
     def check(cls, shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str, **params: Any) -> None:
@@ -306,12 +309,15 @@ class VllmEngine(RolloutEngine):
             raise ValueError(f"weights that vLLM was not given: {', '.join(missing)}")
 
 
-def _memory() -> dict[str, float]:
-    """Return vLLM's option for its share of GPU memory: 0.9 of what is free, since its default is nearly all; {} on a CPU."""
+def _memory(kv_cache_gib: float) -> dict[str, float]:
+    """Return vLLM's option for its share of GPU memory; {} on a CPU.
+
+    With a KV cache of a given size vLLM only checks at its start that this share is free. Its default, nearly all of the memory,
+    would refuse a GPU that an actor or another run uses.
+    """
     if not torch.cuda.is_available():
         return {}
-    free, total = torch.cuda.mem_get_info()
-    return {"gpu_memory_utilization": 0.9 * free / total}
+    return {"gpu_memory_utilization": min(1.0, kv_cache_gib * 2**30 / torch.cuda.mem_get_info()[1])}
 
 
 def _ranks() -> int:

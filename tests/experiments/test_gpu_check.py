@@ -109,6 +109,7 @@ def test_a_control_that_is_not_exact_fails(run, monkeypatch):
     code, text, _ = run("anatomy", "casts", arms=("fp32",))
     assert code == 1 and "- `anatomy` failed: the control is not exact: log ratios up to 1.0e-07 nats" in text
     assert cells(text, "Casts")  # the other check ran
+    assert cells(text, "Mismatch by precision")[0]["arm"] == "fp32"  # and what this one measured is not lost
 
 
 def large_tensors() -> list[torch.Tensor]:
