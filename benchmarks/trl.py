@@ -82,7 +82,8 @@ def grpo(
             max_completion_length=length, max_steps=10**6, beta=0.0, learning_rate=config.actor.lr,
             temperature=config.rollout.temperature, lr_scheduler_type="constant", max_grad_norm=config.actor.max_grad_norm,
             bf16=False, gradient_checkpointing=False, use_cpu=not torch.cuda.is_available(), report_to=[],
-            logging_steps=10**6, save_strategy="no", disable_tqdm=True, generation_kwargs={"min_new_tokens": length}, loss_type="dapo",
+            logging_steps=10**6, save_strategy="no", disable_tqdm=True, generation_kwargs={"min_new_tokens": length},
+            loss_type="dapo",
         )  # fmt: skip
         data = Dataset.from_dict({"prompt": prompts})
         theirs = GRPOTrainer(net, reward, settings, data, processing_class=tokenizer, callbacks=[Turns()])

@@ -78,7 +78,7 @@ class VllmEngine(RolloutEngine):
     context: maximum number of prompt and response tokens; None for the model's limit.
     tensor_parallel: number of neighbouring ranks that hold one engine together; each rank gets the responses to its own prompts.
     sleep: between rollouts the weights wait in host memory and the KV cache is freed, for an actor on the same GPU.
-    eager: on a GPU, run the model without torch.compile and CUDA graphs: it starts sooner and samples more slowly. A CPU always does.
+    eager: no torch.compile and no CUDA graphs: the engine starts sooner and samples more slowly. On a CPU it is always so.
     sync_tolerance: tolerated mean |log μ − log π| of engine and actor after loading weights, in nats; None for the
     precision's own.
     """
