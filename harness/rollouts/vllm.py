@@ -122,7 +122,8 @@ class VllmEngine(RolloutEngine):
             _write_config(Path(folder), shape, self.quantization)
             self.llm = package().LLM(model=folder, **self._options(kv_cache_gib))
         # Without this, garbage collection of the engine would destroy the process group that the actor uses.
-        self.llm.llm_engine.engine_core._finalizer.detach()
+        if finalizer := getattr(self.llm.llm_engine.engine_core, "_finalizer", None):  # vLLM 0.26 has none
+            finalizer.detach()
 
     def _options(self, kv_cache_gib: float) -> dict[str, Any]:
         """Arguments with which the vLLM engine of this process is started."""
