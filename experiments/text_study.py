@@ -264,8 +264,13 @@ def _predict() -> None:
     predictions(json.loads(RULES.read_text())).to_csv(FOLDER / "predictions.csv", index=False)
 
 
+def whole(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs of seeds that ended in every arm: the study, by the plan, if the time on the GPU ends first."""
+    return runs[runs.seed.isin([seed for seed, of in runs.groupby("seed") if set(of.arm) == set(ARMS)])]
+
+
 def _score() -> None:
-    runs = recorded(FOLDER, "python -m experiments.text_study record")
+    runs = whole(recorded(FOLDER, "python -m experiments.text_study record"))
     tables = [by_arm(runs), PLAN.compared(judged(runs)).drop(columns=["holds", "pairs"])]
     if (file := FOLDER / "predictions.csv").is_file():
         tables.append(scored(pd.read_csv(file), runs))

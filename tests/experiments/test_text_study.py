@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from experiments import text_study
-from experiments.text_study import ARMS, LONG, PLAN, SEEDS, arm_of, commands, endpoints, judged, power, predictions, scored
+from experiments.text_study import ARMS, LONG, PLAN, SEEDS, arm_of, commands, endpoints, judged, power, predictions, scored, whole
 from harness.compose import compose
 from harness.config import parse
 from harness.errors import UserError
@@ -101,3 +101,10 @@ def test_a_prediction_is_scored_against_the_best_arm_of_fp8():
 def test_a_command_that_is_none_is_refused():
     with pytest.raises(UserError, match="give list N, record, predict, score or power"):
         text_study.main(["lists"])
+
+
+def test_a_seed_that_lacks_an_arm_is_no_part_of_the_study():
+    every = runs(**{arm.replace(" ", "_"): 0.5 for arm in ARMS})
+    assert len(whole(every)) == len(every)
+    kept = whole(every[(every.seed != SEEDS[1]) | (every.arm != "bf16")])
+    assert set(kept.seed) == {*SEEDS} - {SEEDS[1]} and len(kept) == len(every) - len(ARMS)
