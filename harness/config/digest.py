@@ -53,7 +53,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "kv_percentile": 100.0,
         "draft_error": 0.0,
     },
-    "rollout.engine=vllm": {"sleep": False, "sync_tolerance": None},
+    "rollout.engine=vllm": {"sleep": False, "eager": False, "sync_tolerance": None},
     "loss=dppo": {"upper": None},
     "collapse.detectors=weights": {"std": None, "veto": None},
 }
