@@ -363,12 +363,17 @@ def tau(persistence: Mapping[int, float]) -> float:
     return float(1 + 2 * np.interp(np.arange(1, 21), lags, known).sum())
 
 
+def dose(k3: float, persistence: Mapping[int, float]) -> float:
+    """The dose K3·τ in nats per token, with τ from `tau`. Correlations just below 0 can make τ negative; the dose is 0 then."""
+    return max(0.0, k3 * tau(persistence))
+
+
 def costs(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
     """Table with a row per regime (model and mismatch): its cost in reward without correction, and early measurements.
 
     Columns: regime, cost (lost share of the gain of runs without mismatch), collapsed (share of seeds), and onset (median step).
-    Medians of the first EARLY steps: k3, identity (|mean ratio − 1|), gradient (norm), spread (1 − sequence ESS). dose: k3·τ with
-    τ from `tau`.
+    Medians of the first EARLY steps: k3, identity (|mean ratio − 1|), gradient (norm), spread (1 − sequence ESS). dose: that of
+    k3 and the persistence.
     """
     gain = gains(runs)
     control = runs[(runs.source == "exact") & (runs.policy == policy)].groupby("bed").end.mean()
@@ -377,7 +382,7 @@ def costs(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
     for (bed, source), part in plain.groupby(["bed", "source"]):
         lags = {lag: float(np.nan_to_num(part[f"persistence_{lag}"].median())) for lag in (1, 5, 20)}
         row = {"regime": f"{bed}/{source}", "cost": (control[bed] - part.end.mean()) / gain[bed], "k3": part.k3.median()}
-        row |= {"dose": row["k3"] * tau(lags), "identity": part.identity.median(), "gradient": part.gradient.median()}
+        row |= {"dose": dose(row["k3"], lags), "identity": part.identity.median(), "gradient": part.gradient.median()}
         row |= {"spread": 1 - part.ess.median(), "collapsed": (part.outcome == "collapsed").mean()}
         onsets = part.onset.dropna()
         rows.append(row | {"onset": onsets.median() if len(onsets) else np.nan})
@@ -388,12 +393,11 @@ def law(fitted: pd.DataFrame, held_out: pd.DataFrame) -> pd.DataFrame:
     """Table with a row per law of the reward that a mismatch costs: its mean absolute error on held-out regimes.
 
     The laws are cost = a·√dose for dose = K3·τ and for dose = K3, and cost = 0. a: by least squares on `fitted`. τ: the factor
-    for persistence that `tau` returns. Correlations just below 0 may make it negative, and then the dose counts as 0. fitted,
-    held_out: tables of `costs`.
+    for persistence that `tau` returns. fitted, held_out: tables of `costs`.
     """
     rows = []
     for name, column in (("K3 times tau", "dose"), ("K3", "k3")):
-        x, new = (np.sqrt(part[column].clip(lower=0)) for part in (fitted, held_out))
+        x, new = (np.sqrt(part[column]) for part in (fitted, held_out))
         a = float((fitted.cost * x).sum() / (x**2).sum())
         rows.append({"law": name, "a": a, "error": (held_out.cost - a * new).abs().mean()})
     return pd.DataFrame([*rows, {"law": "no cost", "a": 0.0, "error": held_out.cost.abs().mean()}])

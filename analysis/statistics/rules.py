@@ -60,6 +60,10 @@ def constant(arm: str) -> Rule:
     return lambda seen: arm
 
 
+DECIMALS = 9
+"""Means of rewards that agree to so many decimals are equal. Rewards are multiples of more than 1e-4; the rest is rounding."""
+
+
 def regret(ends: pd.DataFrame, chosen: Mapping[int, str]) -> float:
     """The regret of a rule under one mismatch: reward lost against the best correction, which is chosen on other seeds.
 
@@ -67,11 +71,11 @@ def regret(ends: pd.DataFrame, chosen: Mapping[int, str]) -> float:
     rounded down,
         best(S) = the correction in ARMS with the largest mean of `ends` over the seeds in S
         regret(S) = mean over the other seeds s of ends[s, best(S)] − ends[s, chosen(s)]
-    and the regret is the mean over all S. If the best correction were chosen and scored on the same seeds, its luck there would
-    count as regret. A rule that is as good as the best correction may have a negative regret.
+    and the regret is the mean over all S. Of corrections with equal means the first in ARMS is the best. If the best correction
+    were chosen and scored on the same seeds, its luck there would count as regret. A rule that is as good as the best correction may have a negative regret.
     """
     found = []
     for some in combinations(ends.index, len(ends) // 2):
-        best = ends.loc[list(some), list(ARMS)].mean().idxmax()
+        best = ends.loc[list(some), list(ARMS)].mean().round(DECIMALS).idxmax()
         found.append(np.mean([ends.at[s, best] - ends.at[s, chosen[s]] for s in ends.index if s not in some]))
     return float(np.mean(found))

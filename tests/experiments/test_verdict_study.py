@@ -29,6 +29,7 @@ from experiments.verdict_study import (
     constant,
     costs,
     done,
+    dose,
     endpoints,
     forecast,
     gains,
@@ -198,12 +199,24 @@ def test_costs_are_shares_of_the_gain_and_a_law_is_fitted_on_other_regimes():
     assert found.a.tolist() == pytest.approx([1.0, 1.5, 0.0]) and found.error.tolist() == pytest.approx([0.0, 0.1, 0.2])
 
 
+def test_the_first_of_arms_that_tie_is_the_best():
+    """Token is above none on seed 2 alone. But 0.1 + 0.2 > 0.3 in floating point, on seed 0.
+
+    Pairs of seeds without seed 2 tie, so none is the best and loses nothing. Pairs with it choose token, which gains nothing on
+    the seeds that are judged. If rounding decided, the pairs (0, 1) and (0, 3) would choose token, with 1/2 each: regret 1/6.
+    """
+    ends = pd.DataFrame({arm: -1.0 for arm in ARMS}, index=range(4))
+    ends["none"], ends["token"] = [0.3, 0.0, 0.0, 0.0], [0.1 + 0.2, 0.0, 1.0, 0.0]
+    assert ends.token[0] > ends.none[0]
+    assert regret(ends, dict.fromkeys(ends.index, "none")) == pytest.approx(0.0)
+
+
 def test_a_law_predicts_a_regime_of_negative_tau_too():
     """Correlations of −0.05 have τ = 1 − 2·20·0.05 = −1. Such a regime is predicted to cost 0, and not left out."""
     lags = {1: -0.05, 5: -0.05, 20: -0.05}
-    assert tau(lags) == pytest.approx(-1.0)
-    fitted = pd.DataFrame({"cost": [0.1, 0.2, 0.5], "dose": [0.01, 0.04, -0.01], "k3": [0.01, 0.01, 0.01]})
-    other = pd.DataFrame({"cost": [0.3, 0.1], "dose": [0.09, -0.01], "k3": [0.01, 0.01]})
+    assert tau(lags) == pytest.approx(-1.0) and dose(0.01, lags) == 0
+    fitted = pd.DataFrame({"cost": [0.1, 0.2, 0.5], "dose": [0.01, 0.04, 0.0], "k3": [0.01, 0.01, 0.01]})
+    other = pd.DataFrame({"cost": [0.3, 0.1], "dose": [0.09, 0.0], "k3": [0.01, 0.01]})
     row = law(fitted, other).set_index("law").loc["K3 times tau"]
     assert (row.a, row.error) == pytest.approx((1.0, 0.05))  # 0.3 is predicted, and 0 in place of 0.1
 

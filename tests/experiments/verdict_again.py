@@ -196,7 +196,7 @@ def costs(runs: pd.DataFrame) -> pd.DataFrame:
             "collapsed": (part.outcome == "collapsed").mean(),
             "onset": part.onset[part.outcome == "collapsed"].median(),
             "k3": middle.k3,
-            "dose": middle.k3 * tau(*middle[lags]),
+            "dose": max(0.0, middle.k3 * tau(*middle[lags])),
             "spread": 1 - middle.ess,
             "identity": middle.identity,
             "gradient": middle.gradient,
@@ -205,13 +205,10 @@ def costs(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def law(fitted: pd.DataFrame, held_out: pd.DataFrame) -> dict[str, float]:
-    """Mean |cost − a·√dose| of held-out regimes by dose, with a = Σ √dose·cost/Σ dose of `fitted`; "none" predicts no cost.
-
-    A negative dose counts as 0.
-    """
+    """Mean |cost − a·√dose| of held-out regimes by dose, with a = Σ √dose·cost/Σ dose of `fitted`; "none" predicts no cost."""
     errors = {"none": held_out.cost.abs().mean()}
     for name in ("dose", "k3"):
-        dose, new = fitted[name].clip(lower=0), held_out[name].clip(lower=0)
+        dose, new = fitted[name], held_out[name]
         errors[name] = (held_out.cost - (np.sqrt(dose) * fitted.cost).sum() / dose.sum() * np.sqrt(new)).abs().mean()
     return errors
 
