@@ -72,7 +72,8 @@ def regret(ends: pd.DataFrame, chosen: Mapping[int, str]) -> float:
         best(S) = the correction in ARMS with the largest mean of `ends` over the seeds in S
         regret(S) = mean over the other seeds s of ends[s, best(S)] − ends[s, chosen(s)]
     and the regret is the mean over all S. Of corrections with equal means the first in ARMS is the best. If the best correction
-    were chosen and scored on the same seeds, its luck there would count as regret. A rule that is as good as the best correction may have a negative regret.
+    were chosen and scored on the same seeds, its luck there would count as regret. A rule that is as good as the best correction
+    may have a negative regret.
     """
     found = []
     for some in combinations(ends.index, len(ends) // 2):
