@@ -44,7 +44,7 @@ DEMO_vllm = status=0; \
 # Every stage runs, whatever became of those before it; the last lines say which failed. Types are checked beside the others, by
 # one process of a minute: the last stage waits for its end.
 WITHOUT ?=
-PYTEST := $(RUN) -m pytest --forbid-skips --without='$(WITHOUT)'
+PYTEST := $(RUN) -m pytest --forbid-skips --without='$(WITHOUT)' --durations=25
 define stages
 failed=; summary=; \
 stage() { \
