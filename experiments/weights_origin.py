@@ -16,6 +16,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -92,7 +93,7 @@ def train(policy: Policy) -> None:
         answers = [task.tokenizer(str(task.records[row.tobytes()]["value"]))["input_ids"] + list(task.stop) for row in rows]
         width = max(map(len, answers))
         answer = torch.tensor([[*one, *[PAD] * (width - len(one))] for one in answers])
-        ids = torch.cat([torch.tensor(rows), answer], 1)
+        ids = torch.cat([torch.from_numpy(np.stack(rows)), answer], 1)
         there = ids != PAD
         logits = net(ids.where(there, torch.zeros_like(ids)), attention_mask=there.long()).logits[:, -width - 1 : -1]
         optimizer.zero_grad()
@@ -103,7 +104,7 @@ def train(policy: Policy) -> None:
 
 
 def measured(name: str, policy: Policy, grids: dict[str, Grid]) -> list[dict[str, Any]]:
-    """A table row per format: rounding error, and K3 in nats per token with its standard error over prompts."""
+    """A table row per format: rounding error, mean −log μ, and K3 with its standard error over prompts, in nats per token."""
     policy.own = policy.engine("local", "fp32")
     away = [grids[key].distance(weight) for key, weight in matrices(policy.net).items()]
     rows = []
@@ -114,8 +115,11 @@ def measured(name: str, policy: Policy, grids: dict[str, Grid]) -> list[dict[str
         share = scored.mask.unflatten(0, (-1, 4)).sum((1, 2))
         mean = float(k3.sum() / share.sum())
         error = float(((k3 - mean * share) ** 2).sum().sqrt() / share.sum())
+        surprise = float(-scored.rollout.logp[scored.mask].mean())
         row = {"weights": name, "off grid": sum(away) / len(away), "precision": form}
-        rows.append(row | {"rounding error": rounding_error(policy.net, arithmetic), "K3": mean, "K3 s.e.": error})
+        rows.append(
+            row | {"rounding error": rounding_error(policy.net, arithmetic), "−log μ": surprise, "K3": mean, "K3 s.e.": error}
+        )
         print(rows[-1], flush=True)
     return rows
 
