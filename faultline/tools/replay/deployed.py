@@ -18,6 +18,8 @@ WORDS = {
     "geometric": "reject by the geometric mean, and mask tokens above 2",
 }
 """Name of a correction in the study of docs/decision.md -> the correction in words."""
+CONSTANT = "best constant"
+"""Name of the rule that proposes one correction whatever the dump shows."""
 UNTESTED = "This rule is untested out of sample."
 
 
@@ -38,9 +40,9 @@ def _answer(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], polic
     measured = _measured(frozen, name)
     if not (verdict.diagnosis.consistent and verdict.diagnosis.tells):
         return Deployed(policy=policy, rule=name, arm=None, text="no correction is proposed", measured=measured, settings={})
-    if name == "best constant":
+    if name == CONSTANT:
         arm: str | None = frozen["best"]
-        text = f"{WORDS[frozen['best']]}, as in every regime: this constant was the best rule"
+        text = WORDS[frozen["best"]]
     else:
         rule = Cutoffs(**frozen["v2"])
         known = (0.0, 1.0) if lasting.known is None else (lasting.known,)
@@ -52,12 +54,15 @@ def _answer(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], polic
 
 
 def _measured(frozen: Mapping[str, Any], name: str) -> str:
-    """A sentence with the scores of a rule that chooses a correction (docs/decision.md): shares of the gain without mismatch.
+    """A sentence with what a rule that chooses a correction lost in the study (docs/decision.md), and what the plain choice lost.
 
-    frozen: the rules for one deployed policy, from `records.verdict`. name: name of the rule.
+    frozen: the rules for one deployed policy, from `records.verdict`. name: name of the rule. The plain choice is no correction,
+    or if the rule always takes that, token truncation. A loss is a share of what RL gains without mismatch.
     """
-    own, none = frozen["scores"][name], frozen["scores"]["always none"]
+    scores = frozen["scores"]
+    own, none = scores[name], scores["always none"]
+    other, what = (scores["always token"], "token truncation") if own == none else (none, WORDS["none"])
     return (
-        f"In {frozen['regimes']} held-out regimes: {none['mean'] - own['mean']:+.0%} of the control's gain against none, "
-        f"{own['mean']:.0%} below the best arm, worst {own['worst']:.0%} ({own['in']})."
+        f"In {frozen['regimes']} held-out toy regimes it lost {own['mean']:.0%} of RL's gain to the best correction, worst "
+        f"{own['worst']:.0%} ({own['in']}); {what} lost {other['mean']:.0%}, worst {other['worst']:.0%}."
     )

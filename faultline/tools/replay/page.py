@@ -192,7 +192,7 @@ def _page(
         ),
         Section("Grid", "Each cell: share of tokens kept, ESS.", table=grid_table(replayed), wrapped=False),
     ]
-    why = [" ".join(reasons(verdict)), *served(verdict), *doubted(verdict), *starved(verdict)]
+    why = [*reasons(verdict), *served(verdict), *doubted(verdict), *starved(verdict)]
     need = [headline(verdict), *(deployed_lines(verdict) if consistent else []), *why]
     sound = diagnosis_lines(verdict.diagnosis)
     answer = [*(need + sound if consistent else sound + need), *gate_lines(verdict), *summary(replayed)]

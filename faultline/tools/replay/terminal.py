@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from math import log
 from textwrap import wrap
 
+from faultline.tools.replay.deployed import CONSTANT
 from faultline.tools.replay.evidence import UNCOMPARED
 from faultline.tools.replay.gate import GateResult
 from faultline.tools.replay.scales import SCALES
@@ -18,7 +20,10 @@ LEAST, MOST = 5, 3
 CHECK = 17
 """Column of the terminal, in characters, at which the advice on what to check begins."""
 LIMITATIONS = 1
-"""Maximum number of lines on limitations, those on doubts, persistence and UNCOMPARED included. The page shows all."""
+"""Maximum number of lines on limitations, those on doubts, persistence, UNCOMPARED and a rule's own test included. The page shows
+all."""
+NEAREST = 3
+"""Number of published K3 beside that of the dump, those nearest to it. The page shows all."""
 WORDS = {
     "none": "leave it uncorrected",
     "advised": "consider a correction",
@@ -28,6 +33,10 @@ WORDS = {
     "not asked": "no correction is proposed",
 }
 """Value of Verdict.need -> its words in the terminal, which never say "required": no K3 is known to harm training."""
+FIXED = "No rule that reads a dump was shown to beat a fixed choice for the policy that you deploy:"
+"""Headline where the study of docs/decision.md supports one correction for each deployed policy, whatever the dump shows."""
+AGAINST = ("none", "no weight suffices")
+"""Values of Verdict.need, told from the size of the mismatch alone, that stand beside the choice of a tested rule."""
 SERVED = "A correction can make the weights that sample worse. If you serve those, evaluate them."
 """Warning beside a proposed weight. One in docs/findings.md changed the trainer's reward by +0.093, the sampler's by −0.115."""
 
@@ -47,7 +56,7 @@ def lines(verdict: Verdict) -> list[str]:
     because = wrap(" ".join(reasons(verdict)), WIDTH - 2)
     doubts = [line for doubt in doubted(verdict) for line in wrap(doubt, WIDTH - 2)]
     uncompared = [f"  {UNCOMPARED}"] if UNCOMPARED in verdict.limitations else []
-    told = len(doubts) + len(uncompared) + (verdict.persistence is not None)
+    told = len(doubts) + len(uncompared) + (verdict.persistence is not None) + _tested(verdict)
     others = [line for line in verdict.limitations if line not in (UNCOMPARED, UNGROUPED)]
     limitations = others[: max(LIMITATIONS - told, 0)]
     out = [
@@ -135,7 +144,8 @@ def headline(verdict: Verdict) -> str:
     """Summarise the verdict in one or two sentences."""
     p = verdict.proposal
     if _tested(verdict):
-        return "By the rule tested for the policy that you deploy:"
+        fixed = all(one.rule == CONSTANT for one in verdict.deployed)
+        return FIXED if fixed else "By the rule tested for the policy that you deploy:"
     words = WORDS[verdict.need].capitalize()
     if p is None:
         return f"{words}."
@@ -146,9 +156,9 @@ def headline(verdict: Verdict) -> str:
 
 
 def reasons(verdict: Verdict) -> list[str]:
-    """Return sentences: why the mismatch's size gives the verdict, and whether a tested rule chooses the correction instead."""
+    """Return sentences on why the mismatch's size gives the verdict; beside a tested rule's choice only if they oppose it."""
     if _tested(verdict):
-        return [f"By its size alone: {WORDS[verdict.need]}.", verdict.reason]
+        return [f"By its size alone: {WORDS[verdict.need]}.", verdict.reason] if verdict.need in AGAINST else []
     untested = dict.fromkeys(one.measured for one in verdict.deployed if _sound(verdict))
     return [verdict.reason, *untested]
 
@@ -160,9 +170,9 @@ def served(verdict: Verdict) -> list[str]:
 
 
 def doubted(verdict: Verdict) -> list[str]:
-    """Return [a sentence on why the proposed bound is provisional], or [] if the dump's data support the bound."""
+    """Return [a sentence on why the proposed bound is provisional], or [] if the dump or a tested rule supports the bound."""
     p = verdict.proposal
-    return [f"The bound is provisional ({p.verdict})."] if p is not None and p.doubtful else []
+    return [f"The bound is provisional ({p.verdict})."] if p is not None and p.doubtful and not _tested(verdict) else []
 
 
 def starved(verdict: Verdict) -> list[str]:
@@ -214,8 +224,9 @@ def _tested(verdict: Verdict) -> bool:
 
 
 def _scales(m: Mismatch) -> list[str]:
-    """Format the published scales of K3, with that of the dump among them."""
-    rows = [(scale.low, f"    {scale.low:.1e} to {scale.high:.1e}  {scale.what} ({scale.source})") for scale in SCALES]
+    """Format the NEAREST published scales of K3, with that of the dump among them."""
+    nearest = sorted(SCALES, key=lambda scale: abs(log(scale.low * scale.high) / 2 - log(max(m.k3, 1e-300))))[:NEAREST]
+    rows = [(scale.low, f"    {scale.low:.1e} to {scale.high:.1e}  {scale.what} ({scale.source})") for scale in nearest]
     interval = "" if m.k3_interval is None else ", 95 % interval {:.1e} to {:.1e}".format(*m.k3_interval)
     rows.append((m.k3, f">>> {m.k3:.1e}             this dump{interval}"))
     return [line for _, line in sorted(rows, key=lambda row: row[0])]

@@ -19,6 +19,7 @@ from harness.room import TooLarge
 ONE_STEP = Lasting(None, "one step cannot show whether the error stays")
 SCORES = {
     "always none": {"mean": 0.30, "worst": 0.90, "in": "ppo/fixed_0.4"},
+    "always token": {"mean": 0.07, "worst": 0.80, "in": "moe/int8"},
     "best constant": {"mean": 0.05, "worst": 0.20, "in": "moe/w4a4"},
     "v2": {"mean": 0.02, "worst": 0.10, "in": "dense/int8"},
 }
@@ -56,22 +57,21 @@ def test_before_its_test_a_rule_says_so_and_names_no_arm(rules):
 
 
 def test_a_constant_that_won_is_proposed_for_each_policy_and_said_to_be_one():
-    """None loses 0.30 of the gain and the constant 0.05: +25 % against none, 5 % below the best arm."""
+    """None loses 0.30 of the gain and the constant 0.05. Where the constant is none, token truncation stands beside it."""
     trainer, sampler = answers(verdict(), ONE_STEP, frozen("best constant"), ["trainer", "sampler"])
-    assert (trainer.arm, sampler.arm, sampler.settings) == (
-        "mask",
-        "none",
-        {},
-    ) and "this constant was the best rule" in trainer.text
-    assert trainer.measured == (
-        "In 26 held-out regimes: +25% of the control's gain against none, 5% below the best arm, worst 20% (moe/w4a4)."
-    )
+    assert (trainer.arm, sampler.arm, sampler.settings) == ("mask", "none", {})
+    lost = "In 26 held-out toy regimes it lost 5% of RL's gain to the best correction, worst 20% (moe/w4a4); {}."
+    assert trainer.measured == lost.format("no correction lost 30%, worst 90%")
+    always = frozen("best constant", "none")
+    always["trainer"]["scores"] = SCORES | {"best constant": SCORES["always none"]}
+    (found,) = answers(verdict(), ONE_STEP, always, ["trainer"])
+    assert found.measured.endswith("worst 90% (ppo/fixed_0.4); token truncation lost 7%, worst 80%.")
     assert trainer.settings["Faultline"] == ["correction=sequence_mask"]
     shown = terminal.lines(verdict().model_copy(update={"deployed": [trainer, sampler]}))
-    at = shown.index("VERDICT  By the rule tested for the policy that you deploy:")
-    assert shown[at + 1].startswith("TRAINER DEPLOYED  mask sequences above 2, as in every regime")
+    at = shown.index(f"VERDICT  {terminal.FIXED}")
+    assert shown[at + 1].startswith("TRAINER DEPLOYED  mask sequences above 2. In 26 held-out")
     assert any(line.startswith("SAMPLER DEPLOYED  no correction") for line in shown)
-    assert "  By its size alone: try a correction. It is." in shown and not any("untested" in line for line in shown)
+    assert not any("By its size alone" in line or "untested" in line for line in shown)  # the size opposes no rule
     assert any(line.startswith("TRL") and "sequence_mask" in line for line in shown) and max(map(len, shown)) <= terminal.PASTED
 
 
@@ -89,6 +89,11 @@ def test_v2_asks_for_size_length_and_persistence(of, value, arm):
     found = answer("v2", Lasting(value, ONE_STEP.why, 20), **of)
     assert found.arm == arm and ("undecided" in found.text) == (arm is None)
     assert arm is not None or ONE_STEP.why in found.text
+
+
+def test_a_rule_that_reads_the_dump_has_its_own_headline():
+    shown = terminal.lines(verdict().model_copy(update={"deployed": [answer("v2", Lasting(0.9, "steps", 20))]}))
+    assert "VERDICT  By the rule tested for the policy that you deploy:" in shown
 
 
 @pytest.mark.parametrize(("lag", "arm"), [(1, None), (9, None), (10, "token"), (40, "token"), (41, None)])
@@ -112,7 +117,7 @@ def test_too_few_prompts_get_no_headline_of_a_tested_rule():
     few = few.model_copy(update={"diagnosis": few.diagnosis.model_copy(update={"error": None})})
     found = answers(few, ONE_STEP, frozen("best constant"), ["trainer"])
     assert not few.diagnosis.tells and not any(
-        "By the rule" in line for line in terminal.lines(few.model_copy(update={"deployed": found}))
+        terminal.FIXED in line for line in terminal.lines(few.model_copy(update={"deployed": found}))
     )
 
 
@@ -121,7 +126,7 @@ def test_a_tested_rule_answers_where_the_size_alone_would_not():
     small = verdict(k3=1e-5).model_copy(update={"need": "none", "reason": "K3 is small."})
     found = answers(small, ONE_STEP, frozen("best constant"), ["trainer"])
     shown = terminal.lines(small.model_copy(update={"deployed": found}))
-    at = shown.index("VERDICT  By the rule tested for the policy that you deploy:")
+    at = shown.index(f"VERDICT  {terminal.FIXED}")
     assert shown[at + 1].startswith("TRAINER DEPLOYED  mask sequences above 2")
     assert "  By its size alone: leave it uncorrected. K3 is small." in shown
 
