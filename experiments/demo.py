@@ -39,7 +39,8 @@ EARLY = 20
 
 
 class End(NamedTuple):
-    """Results over an arm's seeds: median early K3 in nats per token, mean of each policy's last LAST held-out rewards."""
+    """Results over an arm's seeds. k3: median over the first EARLY steps, in nats per token. trainer, sampler: mean of the last
+    LAST held-out rewards of the trainer's policy and of the policy that samples."""
 
     k3: float
     trainer: float

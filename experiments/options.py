@@ -330,8 +330,9 @@ def page() -> str:
         "# Every key and option, and what it is there for",
         "",
         "`python -m experiments.options > docs/options.md` makes this page from the config classes, `experiments/conf` and the",
-        "recorded studies. A fate is what uses a key with another value than its default: a record, a study or a benchmark, a",
-        "planned study, the import of another program's config, a paper's setting, or a plug-in with a file of its own.",
+        "recorded studies. A fate is what uses a key with another value than its default: a record, a study or a benchmark, the",
+        "import of another program's config, a paper's setting, or a plug-in with a file of its own. A name without a link is a",
+        "planned study or use. `every run` means that no run can leave the key out.",
         "`faultline train --help` shows what each key accepts.",
     ]
     section = None

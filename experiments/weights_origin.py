@@ -41,7 +41,7 @@ STEPS, BATCH, RATE = 200, 8, 1e-5
 SIZE = Size(responses=128, answer=32)
 
 
-class Grid(NamedTuple):
+class WeightGrid(NamedTuple):
     """The grid of each weight [N, K]: its points are least + step·q for whole q."""
 
     least: Tensor
@@ -58,11 +58,11 @@ def matrices(net: torch.nn.Module) -> dict[str, Tensor]:
     return {name: weight.detach() for name, weight in net.named_parameters() if name.endswith("proj.weight")}
 
 
-def grid(weight: Tensor) -> Grid:
+def grid(weight: Tensor) -> WeightGrid:
     """The grid of a weight matrix that lies on one: step = (largest − least)/15 of a block, as its ends lie on the grid."""
     blocks = weight.unflatten(-1, (-1, BLOCK))
     least, largest = blocks.amin(-1, keepdim=True), blocks.amax(-1, keepdim=True)
-    return Grid(*(part.expand_as(blocks).flatten(-2) for part in (least, (largest - least) / (LEVELS - 1))))
+    return WeightGrid(*(part.expand_as(blocks).flatten(-2) for part in (least, (largest - least) / (LEVELS - 1))))
 
 
 def rounding_error(net: torch.nn.Module, arithmetic: Arithmetic) -> float:
@@ -103,7 +103,7 @@ def train(policy: Policy) -> None:
             print(f"supervised training: step {step + 1} of {STEPS}", flush=True)
 
 
-def measured(name: str, policy: Policy, grids: dict[str, Grid]) -> list[dict[str, Any]]:
+def measured(name: str, policy: Policy, grids: dict[str, WeightGrid]) -> list[dict[str, Any]]:
     """A table row per format: rounding error, mean −log μ, and K3 with its standard error over prompts, in nats per token."""
     policy.own = policy.engine("local", "fp32")
     away = [grids[key].distance(weight) for key, weight in matrices(policy.net).items()]

@@ -69,6 +69,7 @@ silently leaves dense layers unquantised), so int8 weights reach vLLM as a quant
 PROBED = tuple(name for name, precision in PRECISIONS.items() if precision.probed)
 """Names of the precisions that may be used in `evaluation.probe`."""
 UNQUANTISED = ", ".join(name for name, precision in PRECISIONS.items() if precision.weights is None)
+"""Names of the precisions without quantisation, joined by commas."""
 
 
 def vllm_option(weights: str | None, activations: str | None) -> str | None:
@@ -80,7 +81,10 @@ def vllm_option(weights: str | None, activations: str | None) -> str | None:
 
 
 def vllm_refusals(machine: Machine) -> dict[str, str | None]:
-    """Map vLLM's precisions to why vLLM cannot compute in them on `machine`; None if it can. UNQUANTISED is one key."""
+    """Map each of vLLM's precisions to why vLLM cannot compute in it on `machine`; None if it can.
+
+    The names of all unquantised precisions, joined by commas, are one key.
+    """
     refusals: dict[str, str | None] = {UNQUANTISED: None}
     refusals |= {name: _refusal(name, machine) for name, precision in PRECISIONS.items() if precision.vllm is not None}
     return refusals

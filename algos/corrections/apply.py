@@ -52,7 +52,7 @@ def correct(batch: Batch, spec: Correction, policy: Tensor | None = None) -> Cor
 def correct_ratio(ratio: Ratio, spec: Correction) -> Corrected:
     """Apply the correction `spec` to a batch's `Ratio`, whose cached results serve later diagnostics of the same ratio."""
     weights = token_weights(ratio, spec.weight)
-    kept = kept_tokens(ratio, spec) & plugged(ratio, spec)
+    kept = kept_tokens(ratio, spec)
     if spec.normalize == "batch" and spec.weight.level is not None:  # `Correction` refuses normalize=batch with apply=false
         weights = weights / mean_weight(weights, ratio.batch, spec.weight.level)
     return Corrected(weights, kept, kept if spec.denominator == "kept" else ratio.mask)
@@ -90,11 +90,10 @@ def mean_weight(weights: Tensor, batch: Batch, level: str) -> Tensor:
 
 
 def kept_tokens(ratio: Ratio, spec: Correction) -> Tensor:
-    """The tokens of a batch that every `Reject` filter of the correction `spec` keeps, [B, T] bool. Plug-ins are not run."""
+    """The tokens of a batch that every filter of the correction `spec` keeps, [B, T] bool. All filters see the original mask."""
     kept = ratio.mask
     for name, filter_ in spec.reject.items():
-        if isinstance(filter_, Reject):
-            kept = kept & passes(name, ratio, filter_)
+        kept = kept & (passes(name, ratio, filter_) if isinstance(filter_, Reject) else plugged(name, ratio, filter_))
     return kept
 
 
@@ -133,26 +132,22 @@ def within(values: Tensor, lower: float | None, upper: float | None) -> Tensor:
     return keep
 
 
-def plugged(ratio: Ratio, spec: Correction) -> Tensor:
-    """The tokens that every plug-in filter keeps, [B, T] bool. Plug-ins see the whole batch, since their bounds may need it.
+def plugged(name: str, ratio: Ratio, plugin: Plugin) -> Tensor:
+    """The tokens that the plug-in filter `name` keeps, [B, T] bool. It sees the whole batch, since its bounds may need it.
 
-    Each plug-in gets the original mask, so their order has no effect. Raises ValueError on a parameter of the wrong type, and on
-    a result that is not [B, T] bool, because a result [B] would broadcast over the tokens if B = T.
+    Raises ValueError on a parameter of the wrong type, and on a result that is not [B, T] bool, because a result [B] would
+    broadcast over the tokens if B = T.
     """
-    plugins = {name: filter_ for name, filter_ in spec.reject.items() if isinstance(filter_, Plugin)}
-    kept = mask = ratio.mask
-    for name, plugin in plugins.items():
-        function = CORRECTIONS[plugin.function]
-        check(f"correction.reject.{name}.params", function, plugin.params, inputs=("log_ratio", "mask"))
-        keep = function(ratio.l, mask, **plugin.params)
-        if not isinstance(keep, Tensor) or keep.shape != mask.shape or keep.dtype != torch.bool:
-            returned = f"{list(keep.shape)} {keep.dtype}" if isinstance(keep, Tensor) else type(keep).__name__
-            raise ValueError(
-                f"correction.reject.{name}: filter {plugin.function} returned {returned}; it must return bool of "
-                f"log_ratio's shape {list(mask.shape)}, for whole responses keep[:, None].expand_as(mask)"
-            )
-        kept = kept & keep
-    return kept
+    function, mask = CORRECTIONS[plugin.function], ratio.mask
+    check(f"correction.reject.{name}.params", function, plugin.params, inputs=("log_ratio", "mask"))
+    keep = function(ratio.l, mask, **plugin.params)
+    if not isinstance(keep, Tensor) or keep.shape != mask.shape or keep.dtype != torch.bool:
+        returned = f"{list(keep.shape)} {keep.dtype}" if isinstance(keep, Tensor) else type(keep).__name__
+        raise ValueError(
+            f"correction.reject.{name}: filter {plugin.function} returned {returned}; it must return bool of "
+            f"log_ratio's shape {list(mask.shape)}, for whole responses keep[:, None].expand_as(mask)"
+        )
+    return keep
 
 
 def _statistic(ratio: Ratio, filter_: Reject) -> Tensor:

@@ -26,7 +26,7 @@ NATS = 0.01
 SIZE = 0.004
 """Minimum |E[ρ] − 1|, ρ = π/μ, for a broken identity E[ρ] = 1: with few prompts a smaller deviation occurs without a fault."""
 LEANING = 2.5
-"""Maximum number of normal deviates of E[π/μ] from 1, or of a like test, at which the tokens may have been sampled from μ."""
+"""Upper bound of |z| in a test that μ sampled the tokens, such as that of E[π/μ] = 1, below which μ may have sampled them."""
 OFF = 0.05
 """Minimum |b − 1|, b the slope of logit π on logit μ, that shows another temperature; 0.043 was the maximum without a fault."""
 

@@ -32,7 +32,8 @@ class Size(NamedTuple):
     """The amount of computation in the GPU checks.
 
     model: a folder that transformers loads. responses: their number per precision, in groups of four. answer: maximum tokens of
-    a response. steps: number of RL steps. arms: keys of ARMS that the anatomy compares. overrides: further config overrides.
+    a response. steps: number of RL steps. arms: keys of ARMS, the precisions whose mismatch is measured. overrides: further
+    config overrides.
     """
 
     model: str = "models/smollm2"

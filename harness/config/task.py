@@ -40,7 +40,18 @@ class ChainConfig(Strict):
         return self
 
 
-class TextConfig(Strict):
+class LengthsConfig(Strict):
+    """Keys for the lengths of prompts and responses, in tasks of text that may have long prompts."""
+
+    max_prompt: Count
+    """Maximum number of tokens in a prompt."""
+    long_prompts: Literal["drop", "cut", "error"]
+    """Treatment of prompts longer than max_prompt. drop: leave out. cut: cut off the beginning. error: refuse the data."""
+    answer_length: Count
+    """Maximum number of tokens in a response."""
+
+
+class TextConfig(LengthsConfig):
     """Keys of the tasks of text, see harness/tasks/text.py."""
 
     name: Literal["gsm8k", "jsonl"]
@@ -59,12 +70,6 @@ class TextConfig(Strict):
     """Text after each prompt that is a string."""
     chat: bool
     """Whether to put the prompt into the tokenizer's chat template."""
-    max_prompt: Count
-    """Maximum number of tokens in a prompt."""
-    long_prompts: Literal["drop", "cut", "error"]
-    """Treatment of prompts longer than max_prompt. drop: leave out. cut: cut off the beginning. error: refuse the data."""
-    answer_length: Count
-    """Maximum number of tokens in a response."""
 
     @model_validator(mode="after")
     def _sources(self) -> TextConfig:
@@ -144,7 +149,7 @@ class ToolsConfig(SumsConfig):
         return self.turns * self.turn_length + (self.turns - 1) * REPLY_LENGTH
 
 
-class ReasoningGymConfig(Strict):
+class ReasoningGymConfig(LengthsConfig):
     """Keys of the tasks that the package reasoning-gym generates, see harness/tasks/reasoning_gym.py."""
 
     name: Literal["reasoning_gym"]
@@ -161,12 +166,6 @@ class ReasoningGymConfig(Strict):
     """Number of prompts for evaluation, all different from those for RL."""
     instruction: str
     """Text after each question."""
-    max_prompt: Count
-    """Maximum number of tokens in a prompt."""
-    long_prompts: Literal["drop", "cut", "error"]
-    """Treatment of prompts longer than max_prompt. drop: leave out. cut: cut off the beginning. error: refuse the data."""
-    answer_length: Count
-    """Maximum number of tokens in a response."""
 
     prompt: ClassVar[str] = "question"  # as an item of a data set names it
     chat: ClassVar[bool] = True

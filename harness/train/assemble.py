@@ -32,7 +32,7 @@ class Assembler:
         """Return (a step's training batch with advantages, metrics of the reward shaping and of the KL penalty)."""
         rollout = responses.rollout
         shaped, metrics = (responses, {}) if self.shaping is None else self.shaping(responses)
-        penalty, of_penalty = self.penalty(scores.old, scores.reference, rollout.mask)
+        penalty, penalty_metrics = self.penalty(scores.old, scores.reference, rollout.mask)
         advantages, values, returns = self.estimate(shaped, penalty)
         batch = Batch(
             logp_rollout=rollout.logp,
@@ -46,9 +46,18 @@ class Assembler:
         corrected = diagnostics = None
         if batch.logp_old is not None:
             corrected, diagnostics = correct_with_diagnostics(batch, self.config.correction)
-        forwards = responses.prompts, rollout.tokens, scores.forward, scores.replay
-        made = TrainingBatch(*forwards, batch, values, returns, corrected, diagnostics)
-        return made, metrics | of_penalty
+        made = TrainingBatch(
+            prompts=responses.prompts,
+            tokens=rollout.tokens,
+            forward_old=scores.forward,
+            replay=scores.replay,
+            batch=batch,
+            values=values,
+            returns=returns,
+            corrected=corrected,
+            diagnostics=diagnostics,
+        )
+        return made, metrics | penalty_metrics
 
     def _segment_numbers(self, rollout: Rollout) -> Tensor | None:
         """Segment number [B, T] of each token. segments=version: a stretch of one version; else a turn, None without turns."""

@@ -34,10 +34,10 @@ from harness.train.model.actor import Actor
 from harness.train.ranks import join
 from harness.train.schedule import learning_rates
 
-Part = Literal["batch", "mini_batch", "micro_batch"]
+CorrectedPart = Literal["batch", "mini_batch", "micro_batch"]
 
 
-def corrected_part(config: Config) -> Part:
+def corrected_part(config: Config) -> CorrectedPart:
     """The part of a step whose correction is computed in one call: batch, mini-batch or micro-batch.
 
     batch: by π_old/μ (old policy to engine), before the first optimizer step. mini_batch: by π_θ/μ (trained policy to engine),
@@ -53,8 +53,9 @@ class Learner:
     """Trains the actor. Life cycle: for each step `minibatch_order`, `update`, `diagnose`. updates: optimizer steps so far."""
 
     def __init__(self, plan: Plan, actor: Actor):
-        self.config, self.actor, self.ranks = plan.config, actor, join()
-        self.objective, self.corrected_part, config = plan.objective, corrected_part(plan.config), plan.config
+        config = plan.config
+        self.config, self.actor, self.ranks = config, actor, join()
+        self.objective, self.corrected_part = plan.objective, corrected_part(config)
         self.forward = TrainingForward(actor, self.ranks, config.actor.micro_tokens)
         self.learning_rate, self.updates = learning_rates(config), 0
 
@@ -74,12 +75,13 @@ class Learner:
         norms, sums, trained = [], [], []
         for rows in order:
             mini = made.rows(rows)
-            corrected, found = self._correct(mini)
+            corrected, diagnostics = self._correct(mini)
             own, metrics = self._accumulate_gradient(mini, corrected)
             logp[rows] = now = self.ranks.sum(own)
             if self.follows_current:
-                found = trained_rows(mini.batch, self.config.correction, now) if found is None else found
-                trained.append(trained_metrics(found, self.config.correction, complete=complete))
+                if diagnostics is None:
+                    diagnostics = trained_rows(mini.batch, self.config.correction, now)
+                trained.append(trained_metrics(diagnostics, self.config.correction, complete=complete))
             lr = self.learning_rate(self.updates) * self._step_scale(mini.batch)
             norms.append(self.actor.step(lr))
             self.updates += 1
@@ -88,7 +90,7 @@ class Learner:
         means["actor/lr"] = torch.tensor(lr, dtype=torch.float64)
         return means | over_minibatches(trained) | norm_metrics("actor", norms), logp
 
-    def observe(self, made: TrainingBatch, order: list[Tensor]) -> Tensor:
+    def logp(self, made: TrainingBatch, order: list[Tensor]) -> Tensor:
         """Return the policy's log-probabilities [B, T] in nats for a step that does not train it, as in a critic's warm-up."""
         if made.batch.logp_old is not None:
             return made.batch.logp_old
@@ -105,7 +107,7 @@ class Learner:
 
     @property
     def follows_current(self) -> bool:
-        """Whether loss or correction use the current policy's ratio π_θ/μ: proximal=rollout or correction.ratio=current."""
+        """Whether the loss or the correction uses the current policy's π_θ/μ: proximal=rollout or correction.ratio=current."""
         return self.config.proximal == "rollout" or self.config.correction.ratio == "current"
 
     def _correct(self, mini: TrainingBatch) -> tuple[Corrected | None, Rows | None]:

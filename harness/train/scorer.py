@@ -88,9 +88,8 @@ class Scorer:
     def score_reference(self, responses: Responses) -> Tensor | None:
         """Return log π_ref [B, T] in nats for a KL term; None without one.
 
-        The reference always chooses its own experts, because its router differs from the policy's. Under
-        rollout.replay_sampling_mask π_ref is renormalised over the same tokens as the other policies, because the KL term of
-        equal policies must be 0.
+        The reference always chooses its own experts, because its router differs from the policy's. If `support` renormalises
+        the policies, π_ref is renormalised over the same tokens, because the KL term of equal policies must be 0.
         """
         if self.reference is None:
             return None

@@ -66,7 +66,7 @@ class Trainer:
                 updated, logp = learner.update(made, order, complete=self.config.diagnostics.due(step))
                 metrics |= updated
             else:
-                logp = learner.observe(made, order)
+                logp = learner.logp(made, order)
         metrics |= learner.diagnose(made, logp, step)
         for observe in self.observers:
             metrics |= observe(Finished(step, responses, made, order, logp))

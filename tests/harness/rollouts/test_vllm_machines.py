@@ -2,14 +2,11 @@
 
 import contextlib
 import re
-import subprocess
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from experiments import install_vllm
-from experiments.install_vllm import plan
 from faultline.tools.doctor import doctor
 from harness.errors import UserError
 from harness.rollouts import vllm as vllm_engine
