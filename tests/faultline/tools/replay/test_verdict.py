@@ -13,6 +13,7 @@ import pytest
 import yaml
 from scipy.stats import binom
 
+from faultline import records
 from faultline.cli import main
 from faultline.tools.import_config import import_config
 from faultline.tools.replay import terminal
@@ -317,21 +318,36 @@ def test_the_terminal_shows_the_verdict_in_24_lines(tmp_path, capsys, monkeypatc
     assert len(shown) <= 24 and max(map(len, shown[:-1])) <= terminal.PASTED
     assert shown[0].startswith("LOG-PROBABILITIES  consistent: mean ratio 1.0005 ± 0.0024 ")
     assert shown[1].startswith("SmolLM2-135M, FP8 rollout: ")
-    assert shown[2] == "VERDICT  Try a correction: truncate token weights at 2. It keeps all tokens, ESS 0.93."
-    assert shown[3] == "  K3 is above 1e-02, our uncalibrated cut-off. This rule is untested out of sample."
-    assert shown[4] == f"  {terminal.SERVED}"
+    assert shown[2] == f"VERDICT  {terminal.FIXED}"
+    assert shown[3].startswith(
+        "TRAINER DEPLOYED  truncate token weights at 2. In 26 held-out toy regimes it lost 1% of RL's gain"
+    )
+    assert shown[5].startswith("SAMPLER DEPLOYED  no correction. In 26 held-out toy regimes it lost 2% of RL's gain")
     assert shown[-1] == f"Page: {tmp_path}/replay-example/replay.html"
     page = (tmp_path / "replay-example" / "replay.html").read_text()
-    assert page.index("Try a correction: truncate token") < page.index("untested out of sample") < page.index(terminal.SERVED)
+    assert page.index(terminal.FIXED) < page.index("TRAINER DEPLOYED") < page.index("SAMPLER DEPLOYED")
     assert page.index("What each preset leaves") < page.index("<svg") < page.index("algorithm.rollout_correction.rollout_is")
     assert (tmp_path / "replay-example" / "replay.png").stat().st_size < 200_000
 
 
-@pytest.mark.parametrize(("words", "warned"), [([], True), (["--deploy", "sampler"], True), (["--deploy", "trainer"], False)])
-def test_who_may_serve_the_weights_that_sample_is_warned(tmp_path, monkeypatch, capsys, words, warned):
+@pytest.mark.parametrize(("words", "policies"), [([], ["TRAINER", "SAMPLER"]), (["--deploy", "sampler"], ["SAMPLER"])])
+def test_the_answer_is_that_for_the_deployed_policy(tmp_path, monkeypatch, capsys, words, policies):
     monkeypatch.chdir(tmp_path)
     main(["replay", "--example", "--corrections", "icepop", *words])
-    assert (terminal.SERVED in capsys.readouterr().out) == warned
+    shown = capsys.readouterr().out
+    assert [line.split()[0] for line in shown.splitlines() if " DEPLOYED  " in line] == policies
+    assert ("rollout_is=token" in shown) == ("TRAINER" in policies)  # the sampling policy gets no correction to paste
+
+
+@pytest.mark.parametrize(("policies", "warned"), [(["trainer", "sampler"], True), (["sampler"], True), (["trainer"], False)])
+def test_where_no_tested_rule_answers_who_serves_the_weights_that_sample_is_warned(tmp_path, policies, warned):
+    """Without a standard error of the mean ratio the size alone proposes a weight."""
+    rng = np.random.default_rng(0)
+    verdict = verdict_of(dump(tmp_path / "d.parquet", rng.normal(0, 0.3, (400, 5))))
+    assert verdict.proposal is not None
+    few = verdict.model_copy(update={"diagnosis": verdict.diagnosis.model_copy(update={"error": None})})
+    deployed = answers(few, Lasting(None, "one step"), records.verdict(), policies)
+    assert (terminal.served(few.model_copy(update={"deployed": deployed})) == [terminal.SERVED]) == warned
 
 
 def test_without_a_proposed_weight_no_policy_is_said_to_be_lowered(tmp_path):
