@@ -6,6 +6,7 @@ choosing a correction loses, and docs/k3.png, what a mismatch costs by its K3.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -21,6 +22,12 @@ from experiments.verdict_study import FOLDER, POLICIES, costs
 from harness.boundary import command
 
 TITLES = {"trainer": "the trainer's weights are deployed", "sampler": "the weights that sample are deployed"}
+RULES = {
+    "v2": "v2: by K3, persistence and length",
+    "verdict": "the verdict of before the study",
+    "best constant": "best constant of the calibration",
+}
+"""Names of rules in the figure; others keep their own."""
 KINDS = {
     "number formats": ("fp8_tensor", "fp8_block", "fp8_cache", "int8", "nvfp4", "w4a4"),
     "synthetic noise": ("fixed_0.1", "fixed_0.2", "fixed_0.4", "fresh_0.2", "router_noise"),
@@ -41,30 +48,40 @@ def regret_figure(rows: pd.DataFrame) -> Figure:
             axis.plot(shares, [place] * len(shares), "|", color=NEUTRAL, markersize=9)
             axis.plot(shares.mean(), place, "o", color=BLACK, markersize=5)
             axis.annotate(
-                f"{shares.mean():.0%}", (shares.mean(), place), (0, 6), textcoords="offset points", ha="center", fontsize=7
+                f"{shares.mean():.1%}", (shares.mean(), place), (0, 6), textcoords="offset points", ha="center", fontsize=7
             )
-        axis.set_title(f"{title}:\n{means[policy].idxmin()} loses least", fontsize=9)
+        axis.set_title(f"{title}:\nleast mean loss: {means[policy].idxmin()}", fontsize=9)
         axis.set_xlabel("share of the control's gain lost to the best correction")
         axis.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes[0].set_yticks(range(len(order)), order)
+    axes[0].set_yticks(range(len(order)), [RULES.get(rule, rule) for rule in order])
     axes[0].invert_yaxis()
+    figure.suptitle(f"What each rule loses in {rows.regime.nunique()} held-out regimes (a line each; dots: means)", fontsize=10)
     return figure
+
+
+def finding(most: Mapping[str, float]) -> str:
+    """Title of the figure of costs. most: largest cost of a regime's mismatch, a share of the control's gain, by its kind."""
+    return ", ".join(f"{kind} cost at most {cost:.0%}" for kind, cost in most.items()).capitalize() + " of the gain"
 
 
 def cost_figure(runs: pd.DataFrame) -> Figure:
     """The figure of what a mismatch costs without a correction, by its K3. runs: endpoints.csv."""
-    figure, (axes,) = subplots(1, len(TITLES), 3.2, sharey=True)
+    figure, (axes,) = subplots(1, len(TITLES), 3.4, sharey=True)
+    most: dict[str, float] = {}
     for axis, (policy, title) in zip(axes, TITLES.items(), strict=True):
         table = costs(runs, policy)
         source = table.regime.str.partition("/")[2]
         for place, (kind, sources) in enumerate(KINDS.items()):
             mine = table[source.isin(sources)]
+            if len(mine):
+                most[kind] = max(most.get(kind, 0.0), mine.cost.max())
             axis.plot(mine.k3, mine.cost, MARKS[kind], color=series(place)["color"], markersize=5, label=kind)
         rank = spearmanr(table.k3, table.cost).statistic
         axis.set_title(f"{title}:\nrank correlation {rank:.2f} over {len(table)} regimes", fontsize=9)
         axis.axhline(0, color=NEUTRAL, linewidth=0.8)
         axis.set_xscale("log")
         axis.set_xlabel("K3 of the first 20 steps, nats per token")
+    figure.suptitle(finding(most), fontsize=10)
     axes[0].set_ylabel("cost: share of the control's gain")
     axes[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes[0].legend(fontsize=8, frameon=False)

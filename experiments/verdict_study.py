@@ -380,7 +380,8 @@ def costs(runs: pd.DataFrame, policy: str) -> pd.DataFrame:
     rows = []
     plain = runs[(runs.arm == "none") & (runs.source != "exact") & (runs.policy == policy)]
     for (bed, source), part in plain.groupby(["bed", "source"]):
-        lags = {lag: float(np.nan_to_num(part[f"persistence_{lag}"].median())) for lag in (1, 5, 20)}
+        measured = {lag: part[f"persistence_{lag}"].dropna() for lag in (1, 5, 20)}
+        lags = {lag: float(values.median()) if len(values) else 0.0 for lag, values in measured.items()}
         row = {"regime": f"{bed}/{source}", "cost": (control[bed] - part.end.mean()) / gain[bed], "k3": part.k3.median()}
         row |= {"dose": dose(row["k3"], lags), "identity": part.identity.median(), "gradient": part.gradient.median()}
         row |= {"spread": 1 - part.ess.median(), "collapsed": (part.outcome == "collapsed").mean()}
