@@ -64,5 +64,5 @@ def _measured(frozen: Mapping[str, Any], name: str) -> str:
     other, what = (scores["always token"], "token truncation") if own == none else (none, WORDS["none"])
     return (
         f"In {frozen['regimes']} held-out toy regimes it lost {own['mean']:.0%} of RL's gain to the best correction, worst "
-        f"{own['worst']:.0%} ({own['in']}); {what} lost {other['mean']:.0%}, worst {other['worst']:.0%}."
+        f"{own['worst']:.0%}; {what} lost {other['mean']:.0%}, worst {other['worst']:.0%}."
     )

@@ -60,12 +60,12 @@ def test_a_constant_that_won_is_proposed_for_each_policy_and_said_to_be_one():
     """None loses 0.30 of the gain and the constant 0.05. Where the constant is none, token truncation stands beside it."""
     trainer, sampler = answers(verdict(), ONE_STEP, frozen("best constant"), ["trainer", "sampler"])
     assert (trainer.arm, sampler.arm, sampler.settings) == ("mask", "none", {})
-    lost = "In 26 held-out toy regimes it lost 5% of RL's gain to the best correction, worst 20% (moe/w4a4); {}."
+    lost = "In 26 held-out toy regimes it lost 5% of RL's gain to the best correction, worst 20%; {}."
     assert trainer.measured == lost.format("no correction lost 30%, worst 90%")
     always = frozen("best constant", "none")
     always["trainer"]["scores"] = SCORES | {"best constant": SCORES["always none"]}
     (found,) = answers(verdict(), ONE_STEP, always, ["trainer"])
-    assert found.measured.endswith("worst 90% (ppo/fixed_0.4); token truncation lost 7%, worst 80%.")
+    assert found.measured.endswith("worst 90%; token truncation lost 7%, worst 80%.")
     assert trainer.settings["Faultline"] == ["correction=sequence_mask"]
     shown = terminal.lines(verdict().model_copy(update={"deployed": [trainer, sampler]}))
     at = shown.index(f"VERDICT  {terminal.FIXED}")
