@@ -84,13 +84,9 @@ def end(results: Results, runs: list[Path]) -> End:
 
 
 def proposed(verdict: dict[str, Any]) -> list[str]:
-    """Config overrides that `faultline replay --json` proposes for deploying the trainer's policy; empty for no correction.
-
-    The choice of a rule that the study in docs/decision.md has tested comes first. Otherwise the proposal from the dump counts.
-    """
-    tested = [one for one in verdict["deployed"] if one["policy"] == "trainer" and one["rule"]]
-    chosen = tested[0] if tested else verdict["proposal"]
-    return chosen["settings"].get("Faultline", []) if chosen else []
+    """Config overrides that `faultline replay --json` names for deploying the trainer's policy; empty for no correction."""
+    (chosen,) = (one for one in verdict["deployed"] if one["policy"] == "trainer")
+    return chosen["settings"].get("Faultline", [])
 
 
 def table(ends: dict[str, End], harmed: str, followed: End | None) -> list[str]:

@@ -229,32 +229,29 @@ def _print(known: pd.DataFrame, quick: Regimes) -> None:
 # --- rules of the verdict ----------------------------------------------------------------------------------------------------
 
 
-def scored(frozen: dict[str, Any], regret: pd.DataFrame | None) -> dict[str, Any]:
+def scored(frozen: dict[str, Any], regret: pd.DataFrame) -> dict[str, Any]:
     """The frozen rules for choosing a correction, with their scores, as `faultline.records.verdict` returns them.
 
-    frozen: rules.json of the study of the verdict. regret: its regrets.csv; None before the held-out regimes (tasks with a
-    mismatch) are scored. The chosen rule is the tuned one (v2) if it loses significantly less reward than the best fixed
-    correction, else that correction.
+    frozen: rules.json of the study of the verdict. regret: its regrets.csv. The chosen rule is the tuned one (v2) if it loses
+    significantly less reward than the best fixed correction, else that correction.
     """
     found: dict[str, Any] = {}
     for policy, rules in frozen.items():
-        found[policy] = {**rules, "chosen": None, "regimes": 0, "scores": {}}
-        if regret is None:
-            continue
         mine = regret[regret.policy == policy]
         parts = {rule: part.set_index("regime").share for rule, part in mine.groupby("arm")}
         values = {rule: {"mean": part.mean(), "worst": part.max(), "in": part.idxmax()} for rule, part in parts.items()}
         claim = claims(regret).query("policy == @policy and claim == 'below' and arm == 'v2' and reference == 'best constant'")
         holds = len(claim) == 1 and claim.holm_p.iloc[0] <= 0.05 and claim.difference.iloc[0] < 0
-        found[policy] |= {"chosen": "v2" if holds else "best constant", "regimes": mine.regime.nunique(), "scores": values}
+        chosen = "v2" if holds else "best constant"
+        found[policy] = {**rules, "chosen": chosen, "regimes": mine.regime.nunique(), "scores": values}
     return found
 
 
 def _rules() -> None:
-    file, regret = STUDY / "rules.json", STUDY / "regrets.csv"
-    if not file.is_file():
-        raise UserError(f"{file}: not there; python -m experiments.verdict_study tune")
-    content = scored(json.loads(file.read_text()), pd.read_csv(regret) if regret.is_file() else None)
+    for name, makes in (("rules.json", "tune"), ("regrets.csv", "score")):
+        if not (STUDY / name).is_file():
+            raise UserError(f"{STUDY / name}: not there; python -m experiments.verdict_study {makes}")
+    content = scored(json.loads((STUDY / "rules.json").read_text()), pd.read_csv(STUDY / "regrets.csv"))
     (RECORDS / "verdict.json").write_text(json.dumps(content, indent=2) + "\n")
     chosen = ", ".join(f"{policy}: {one['chosen']}" for policy, one in content.items())
     print(f"{RECORDS / 'verdict.json'}: {chosen}")

@@ -34,12 +34,11 @@ def quick() -> dict[str, list[str]]:
 
 
 def verdict() -> dict[str, Any]:
-    """Rules that choose a correction, with their scores, by deployed policy ("trainer", "sampler"); empty before rules are fixed.
+    """Rules that choose a correction, with their scores, by deployed policy ("trainer", "sampler").
 
     For each policy: v2: cut-offs of the tuned rule. best: the best fixed correction. chosen: "v2" if it loses significantly
-    less reward than `best`, else "best constant"; None before held-out setups (regimes) are scored. regimes: their number.
+    less reward than `best`, else "best constant". regimes: number of the held-out setups.
     scores: rule -> mean and worst reward lost, as shares of the gain without mismatch, and `in`, the regime of the worst.
     `experiments.leaderboard.scored` computes them.
     """
-    file = files(__name__) / VERDICT
-    return json.loads(file.read_text()) if file.is_file() else {}
+    return json.loads((files(__name__) / VERDICT).read_text())

@@ -56,8 +56,6 @@ def benchmark_command(
     if rules == bool(own):
         raise UserError("give an entry, as correction=icepop, or --rules for the frozen rules of the verdict; not both")
     frozen = records.verdict()
-    if rules and not frozen:
-        raise UserError("--rules: the rules are not frozen yet; docs/decision.md says when they are")
     chosen = _regimes(file, full)
     seeds = seeds or (STUDIED if rules else SEEDS)
     policies = POLICIES if deploy is None else (deploy,)
@@ -166,6 +164,6 @@ def regrets(rows: pd.DataFrame, policy: str, frozen: dict) -> pd.DataFrame:
     out = []
     for name in named:
         part = shares[shares.rule == name].set_index("regime").share
-        study = frozen["scores"].get(name, {}).get("mean", float("nan"))
+        study = frozen["scores"][name]["mean"]
         out.append({"rule": name, "mean": part.mean(), "worst": part.max(), "in": part.idxmax(), "study's mean": study})
     return pd.DataFrame(out)

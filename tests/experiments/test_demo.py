@@ -37,15 +37,11 @@ def test_the_table_has_the_followed_arm_last():
     assert lines[-1].split()[-3:] == ["0.35", "0.65", "9.0e-02"]
 
 
-def test_a_tested_rule_goes_before_the_proposal():
-    """Without a tested rule the proposal counts, if there is one; a tested rule may say that nothing is needed."""
-    proposal = {"settings": {"verl": ["a=1"], "Faultline": ["correction=token_truncate"]}}
-    untested = [{"policy": "trainer", "rule": None, "settings": {}}]
-    mask = {"policy": "trainer", "rule": "best constant", "settings": {"Faultline": ["correction=sequence_mask"]}}
-    assert proposed({"deployed": untested, "proposal": proposal}) == ["correction=token_truncate"]
-    assert proposed({"deployed": untested, "proposal": None}) == []
-    assert proposed({"deployed": [mask], "proposal": proposal}) == ["correction=sequence_mask"]
-    assert proposed({"deployed": [mask | {"settings": {}}], "proposal": proposal}) == []
+def test_the_choice_for_the_trainers_policy_is_followed():
+    """A rule may say that nothing is needed."""
+    mask = {"policy": "trainer", "settings": {"verl": ["a=1"], "Faultline": ["correction=sequence_mask"]}}
+    assert proposed({"deployed": [mask, {"policy": "sampler", "settings": {}}]}) == ["correction=sequence_mask"]
+    assert proposed({"deployed": [mask | {"settings": {}}]}) == []
 
 
 @pytest.mark.parametrize("words", [[], ["x"], ["steps=3"]])

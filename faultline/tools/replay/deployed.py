@@ -20,7 +20,6 @@ WORDS = {
 """Name of a correction in the study of docs/decision.md -> the correction in words."""
 CONSTANT = "best constant"
 """Name of the rule that proposes one correction whatever the dump shows."""
-UNTESTED = "This rule is untested out of sample."
 
 
 def answers(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], policies: Sequence[str]) -> list[Deployed]:
@@ -28,15 +27,13 @@ def answers(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], polic
 
     frozen: the rules that choose it (`records.verdict`). lasting: persistence of the mismatch. A rule may be undecided if the
     persistence is unknown, or measured at a lag far from the rule's own. The field `arm`, a correction's name, is None if the
-    rule is undecided or untested, or if the dump's log-probabilities are not consistent.
+    rule is undecided, or if the dump's log-probabilities are not consistent.
     """
-    return [_answer(verdict, lasting, frozen.get(policy, {}), policy) for policy in policies]
+    return [_answer(verdict, lasting, frozen[policy], policy) for policy in policies]
 
 
 def _answer(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], policy: Any) -> Deployed:
-    name = frozen.get("chosen")
-    if name is None:
-        return Deployed(policy=policy, rule=None, arm=None, text="", measured=UNTESTED, settings={})
+    name = frozen["chosen"]
     measured = _measured(frozen, name)
     if not (verdict.diagnosis.consistent and verdict.diagnosis.tells):
         return Deployed(policy=policy, rule=name, arm=None, text="no correction is proposed", measured=measured, settings={})

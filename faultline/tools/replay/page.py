@@ -18,12 +18,10 @@ from faultline.tools.replay.scales import SCALES
 from faultline.tools.replay.terminal import (
     deployed_lines,
     diagnosis_lines,
-    doubted,
     gate_lines,
     headline,
     pastes,
     reasons,
-    served,
     starved,
 )
 from faultline.tools.replay.verdict import PresetEffect, Verdict, with_null
@@ -192,7 +190,7 @@ def _page(
         ),
         Section("Grid", "Each cell: share of tokens kept, ESS.", table=grid_table(replayed), wrapped=False),
     ]
-    why = [*reasons(verdict), *served(verdict), *doubted(verdict), *starved(verdict)]
+    why = [*reasons(verdict), *starved(verdict)]
     need = [headline(verdict), *(deployed_lines(verdict) if consistent else []), *why]
     sound = diagnosis_lines(verdict.diagnosis)
     answer = [*(need + sound if consistent else sound + need), *gate_lines(verdict), *summary(replayed)]

@@ -26,19 +26,13 @@ NEAREST = 3
 """Number of published K3 beside that of the dump, those nearest to it. The page shows all."""
 WORDS = {
     "none": "leave it uncorrected",
-    "advised": "consider a correction",
-    "required": "try a correction",
     "undecided": "undecided whether to correct it",
     "no weight suffices": "no importance weight suffices",
     "not asked": "no correction is proposed",
 }
-"""Value of Verdict.need -> its words in the terminal, which never say "required": no K3 is known to harm training."""
+"""Value of Verdict.need -> its words in the terminal, where no weight is proposed."""
 FIXED = "No rule that reads a dump was shown to beat a fixed choice for the policy that you deploy:"
 """Headline where the study of docs/decision.md supports one correction for each deployed policy, whatever the dump shows."""
-AGAINST = ("none", "no weight suffices")
-"""Values of Verdict.need, told from the size of the mismatch alone, that stand beside the choice of a tested rule."""
-SERVED = "A correction can make the weights that sample worse. If you serve those, evaluate them."
-"""Warning beside a proposed weight. One in docs/findings.md changed the trainer's reward by +0.093, the sampler's by −0.115."""
 
 
 def lines(verdict: Verdict) -> list[str]:
@@ -54,9 +48,8 @@ def lines(verdict: Verdict) -> list[str]:
         rest += [*gate_lines(verdict), *_narrow(verdict)]
         return [printable(line)[:WIDTH] for line in [*first, *rest]]
     because = wrap(" ".join(reasons(verdict)), WIDTH - 2)
-    doubts = [line for doubt in doubted(verdict) for line in wrap(doubt, WIDTH - 2)]
     uncompared = [f"  {UNCOMPARED}"] if UNCOMPARED in verdict.limitations else []
-    told = len(doubts) + len(uncompared) + (verdict.persistence is not None) + _tested(verdict)
+    told = len(uncompared) + (verdict.persistence is not None) + _answered(verdict)
     others = [line for line in verdict.limitations if line not in (UNCOMPARED, UNGROUPED)]
     limitations = others[: max(LIMITATIONS - told, 0)]
     out = [
@@ -65,7 +58,7 @@ def lines(verdict: Verdict) -> list[str]:
         size,
         f"VERDICT  {headline(verdict)}",
         *deployed_lines(verdict),
-        *(f"  {line}" for line in [*because, *served(verdict), *doubts, *starved(verdict)]),
+        *(f"  {line}" for line in [*because, *starved(verdict)]),
         *gate_lines(verdict),
         f"{sizes}, nats per token:",
         *_scales(m),
@@ -79,11 +72,12 @@ def lines(verdict: Verdict) -> list[str]:
 
 
 def deployed_lines(verdict: Verdict) -> list[str]:
-    """Format the correction that the rule tested in docs/decision.md chooses for each deployed policy; [] without such a rule."""
+    """Format the correction that a rule tested in docs/decision.md chooses for each deployed policy; [] if it may not."""
+    if not _answered(verdict):
+        return []
     return [
         line
         for one in verdict.deployed
-        if one.rule is not None
         for line in wrap(f"{one.policy.upper()} DEPLOYED  {one.text}. {one.measured}", WIDTH, subsequent_indent="  ")
     ]
 
@@ -141,38 +135,18 @@ def measured(gate: GateResult) -> str:
 
 
 def headline(verdict: Verdict) -> str:
-    """Summarise the verdict in one or two sentences."""
-    p = verdict.proposal
-    if _tested(verdict):
-        fixed = all(one.rule == CONSTANT for one in verdict.deployed)
-        return FIXED if fixed else "By the rule tested for the policy that you deploy:"
-    words = WORDS[verdict.need].capitalize()
-    if p is None:
-        return f"{words}."
-    weight = f"truncate {p.level} weights at {p.upper:g}"
-    if verdict.need == "undecided" or p.doubtful:
-        return f"{words}. Provisional: {weight}, ESS {p.ess:.2f}."
-    return f"{words}: {weight}. It keeps all tokens, ESS {p.ess:.2f}."
+    """Summarise the verdict in a sentence."""
+    if not _answered(verdict):
+        return f"{WORDS[verdict.need].capitalize()}."
+    fixed = all(one.rule == CONSTANT for one in verdict.deployed)
+    return FIXED if fixed else "By the rule tested for the policy that you deploy:"
 
 
 def reasons(verdict: Verdict) -> list[str]:
-    """Return sentences on why the mismatch's size gives the verdict; beside a tested rule's choice only if they oppose it."""
-    if _tested(verdict):
-        return [f"By its size alone: {WORDS[verdict.need]}.", verdict.reason] if verdict.need in AGAINST else []
-    untested = dict.fromkeys(one.measured for one in verdict.deployed if _sound(verdict))
-    return [verdict.reason, *untested]
-
-
-def served(verdict: Verdict) -> list[str]:
-    """Return [SERVED], a warning, if an untested rule proposes a weight and the sampler's policy may be deployed; else []."""
-    may_serve = any(one.policy == "sampler" for one in verdict.deployed)
-    return [SERVED] if verdict.proposal is not None and may_serve and not _tested(verdict) else []
-
-
-def doubted(verdict: Verdict) -> list[str]:
-    """Return [a sentence on why the proposed bound is provisional], or [] if the dump or a tested rule supports the bound."""
-    p = verdict.proposal
-    return [f"The bound is provisional ({p.verdict})."] if p is not None and p.doubtful and not _tested(verdict) else []
+    """Return sentences on what the mismatch's size alone says. Beside a tested rule they stand only if no weight is proposed."""
+    if not _answered(verdict):
+        return [verdict.reason]
+    return [] if verdict.proposal else [f"By its size alone: {WORDS[verdict.need]}.", verdict.reason]
 
 
 def starved(verdict: Verdict) -> list[str]:
@@ -188,10 +162,8 @@ def starved(verdict: Verdict) -> list[str]:
 
 
 def pastes(verdict: Verdict) -> list[dict[str, list[str]]]:
-    """List of {framework: settings to copy}, one for each correction that tested rules choose, else for the proposed weight."""
-    if _tested(verdict):
-        return list({one.arm: one.settings for one in verdict.deployed if one.settings}.values())
-    return [verdict.proposal.settings] if verdict.proposal else []
+    """List of {framework: settings to copy}, one for each correction that a tested rule chooses."""
+    return list({one.arm: one.settings for one in verdict.deployed if one.settings}.values()) if _answered(verdict) else []
 
 
 def pasted(by_framework: dict[str, list[str]]) -> list[str]:
@@ -213,14 +185,9 @@ def pasted(by_framework: dict[str, list[str]]) -> list[str]:
     return out
 
 
-def _sound(verdict: Verdict) -> bool:
-    """Whether the log-probabilities are shown to be consistent. Otherwise no rule proposes a correction."""
+def _answered(verdict: Verdict) -> bool:
+    """Whether a rule tested in docs/decision.md chooses the correction: only for log-probabilities shown to be consistent."""
     return verdict.diagnosis.consistent and verdict.diagnosis.tells
-
-
-def _tested(verdict: Verdict) -> bool:
-    """Whether a rule tested in docs/decision.md chooses the correction; never without consistent log-probabilities."""
-    return _sound(verdict) and any(one.rule is not None for one in verdict.deployed)
 
 
 def _scales(m: Mismatch) -> list[str]:

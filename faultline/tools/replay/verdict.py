@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from algos.diagnostics.identity import BIN_EDGES, by_log_probability, by_place, by_turn, by_version
 from algos.diagnostics.saturation import saturation
 from algos.faults import diagnose
-from faultline.tools.replay.advice import DOUBTS, HEAVY, Advice, Target
+from faultline.tools.replay.advice import HEAVY, Advice, Target
 from faultline.tools.replay.collect import Replayed
 from faultline.tools.replay.evidence import DiagnosedTokens
 from faultline.tools.replay.gate import Gate, GateResult
@@ -137,20 +137,15 @@ class Proposal(_Part):
     verdict: str = Field(description="of `bounds`, on the family that truncates at this level")
     settings: dict[str, list[str]] = Field(description="framework: its settings")
 
-    @property
-    def doubtful(self) -> bool:
-        """Whether the verdict on the proposed truncation bound says that the dump's data do not support it."""
-        return self.verdict.startswith(DOUBTS)
-
 
 class Deployed(_Part):
     """The correction to train with if `policy` is to be deployed, by the rule tested for this policy (docs/decision.md)."""
 
     policy: Literal["trainer", "sampler"] = Field(description="the policy that is deployed")
-    rule: str | None = Field(description="v2 or best constant; null before a rule was tested")
+    rule: str = Field(description="v2 or best constant")
     arm: str | None = Field(description="none, token, sequence, mask or geometric; null where no arm is named")
     text: str = Field(description="the arm in words, or why none is named")
-    measured: str = Field(description="what the study measured for the rule, or that it was not tested")
+    measured: str = Field(description="what the study measured for the rule")
     settings: dict[str, list[str]] = Field(description="framework: its settings of the arm")
 
 

@@ -103,13 +103,6 @@ def test_a_wrong_command_says_what_to_give(words, said, capsys):
     assert left.value.code == 2 and said in capsys.readouterr().err
 
 
-def test_rules_that_are_not_frozen_are_refused(monkeypatch, capsys):
-    monkeypatch.setattr(records, "verdict", dict)
-    with pytest.raises(SystemExit) as left:
-        main(["benchmark", "--rules"])
-    assert left.value.code == 2 and "the rules are not frozen yet" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_a_benchmark_in_a_few_steps(tmp_path, monkeypatch, capfd):
     """A loss of one's own in one regime: its run, that without a correction and the control; the same command runs none again."""

@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from faultline.tools.replay import terminal
-from faultline.tools.replay.deployed import UNTESTED, answers
+from faultline.tools.replay.deployed import answers
 from faultline.tools.replay.persistence import FEWEST, LONGEST, Lasting, _prefixes, persistence
 from faultline.tools.replay.sources import Dump
-from faultline.tools.replay.verdict import DiagnosisSummary, DumpSize, Mismatch, Verdict
+from faultline.tools.replay.verdict import DiagnosisSummary, DumpSize, Mismatch, Proposal, Verdict
 from harness import room
 from harness.dumps import files
 from harness.room import TooLarge
@@ -23,6 +23,7 @@ SCORES = {
     "best constant": {"mean": 0.05, "worst": 0.20, "in": "moe/w4a4"},
     "v2": {"mean": 0.02, "worst": 0.10, "in": "dense/int8"},
 }
+PROPOSAL = Proposal(level="token", upper=2.0, ess=0.9, interval=None, verdict="ok", settings={"verl": ["a=1"]})
 CUTOFFS = {"k3": 1e-3, "persistence": 0.3, "tokens": 10, "short": "sequence", "long": "token"}
 
 
@@ -34,26 +35,18 @@ def verdict(k3: float = 1e-2, tokens: float = 32, kind: str = "consistent") -> V
         strength=0.0, statistics={},
     )  # fmt: skip
     return Verdict(
-        dump=size, diagnosis=diagnosis, mismatch=mismatch, need="required", reason="It is.", proposal=None, presets=[], bounds=[],
-        skipped={}, limitations=[],
+        dump=size, diagnosis=diagnosis, mismatch=mismatch, need="required", reason="It is.", proposal=PROPOSAL, presets=[],
+        bounds=[], skipped={}, limitations=[],
     )  # fmt: skip
 
 
-def frozen(chosen: str | None, best: str = "mask") -> dict:
-    rules = {"v2": CUTOFFS, "best": best, "chosen": chosen, "regimes": 26, "scores": SCORES if chosen else {}}
+def frozen(chosen: str, best: str = "mask") -> dict:
+    rules = {"v2": CUTOFFS, "best": best, "chosen": chosen, "regimes": 26, "scores": SCORES}
     return {"trainer": rules, "sampler": rules | {"best": "none"}}
 
 
 def answer(chosen, lasting=ONE_STEP, **of):
     return answers(verdict(**of), lasting, frozen(chosen), ["trainer"])[0]
-
-
-@pytest.mark.parametrize("rules", [{}, frozen(None)])
-def test_before_its_test_a_rule_says_so_and_names_no_arm(rules):
-    found = answers(verdict(), ONE_STEP, rules, ["trainer", "sampler"])
-    assert [(one.policy, one.arm, one.measured) for one in found] == [("trainer", None, UNTESTED), ("sampler", None, UNTESTED)]
-    shown = terminal.lines(verdict().model_copy(update={"deployed": found}))
-    assert sum(UNTESTED in line for line in shown) == 1 and not any("DEPLOYED" in line for line in shown)
 
 
 def test_a_constant_that_won_is_proposed_for_each_policy_and_said_to_be_one():
@@ -102,10 +95,9 @@ def test_v2_knows_no_persistence_of_a_lag_far_from_20(lag, arm):
     assert answer("v2", Lasting(0.9, "steps", lag)).arm == arm
 
 
-@pytest.mark.parametrize("chosen", [None, "best constant"])
-def test_a_fault_gets_no_arm_and_no_word_on_rules(chosen):
+def test_a_fault_gets_no_arm_and_no_word_on_rules():
     unsound = verdict(kind="unknown").model_copy(update={"need": "not asked", "reason": "Mend it."})
-    found = answers(unsound, ONE_STEP, frozen(chosen), ["trainer", "sampler"])
+    found = answers(unsound, ONE_STEP, frozen("best constant"), ["trainer", "sampler"])
     assert [one.arm for one in found] == [None, None]
     shown = terminal.lines(unsound.model_copy(update={"deployed": found}))
     assert shown[-2:] == ["VERDICT  No correction is proposed.", "  Mend it."]
@@ -123,7 +115,7 @@ def test_too_few_prompts_get_no_headline_of_a_tested_rule():
 
 def test_a_tested_rule_answers_where_the_size_alone_would_not():
     """The constant was tested on every regime; the size alone asks for none."""
-    small = verdict(k3=1e-5).model_copy(update={"need": "none", "reason": "K3 is small."})
+    small = verdict(k3=1e-5).model_copy(update={"need": "none", "reason": "K3 is small.", "proposal": None})
     found = answers(small, ONE_STEP, frozen("best constant"), ["trainer"])
     shown = terminal.lines(small.model_copy(update={"deployed": found}))
     at = shown.index(f"VERDICT  {terminal.FIXED}")
