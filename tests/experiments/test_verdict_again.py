@@ -123,7 +123,7 @@ def test_both_find_the_same_regrets_of_the_calibration_regimes(calibration):
     check_regrets(ours(calibration), theirs(calibration))
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_both_score_made_up_records_alike(calibration, seed):
     records = made_up(seed)
     rows = theirs(records)
