@@ -26,6 +26,7 @@ from tests.analysis.synthetic import write
 from tests.analysis.test_untrusted_runs import offline, record
 from tests.harness.paused_runs import CONTEXT
 
+pytestmark = pytest.mark.slow  # a process that imports torch, and files of millions of values
 MILLIONS = 12_000_000
 EMPTY_LISTS = ",".join(["[]"] * 3_000_000)
 """9 MB of JSON; Python takes 64 bytes for each list."""
