@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.startup import uncollected
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: sums of two threads have other bits
 
 SLURM = ("tests/sweeps/search/test_on_slurm.py", "tests/sweeps/launchers/test_slurm.py")
@@ -92,6 +94,13 @@ def pytest_configure(config):
     # A shell starts `make test &` with SIGINT ignored, which all processes below inherit: tests of Ctrl-C would wait for nothing.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection():
+    """What the test files import stays. Else every full garbage collection of the session walks it, which takes half a second."""
+    with uncollected():
+        yield
 
 
 def pytest_runtest_setup(item):

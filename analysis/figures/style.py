@@ -179,7 +179,7 @@ def _settle(figure: Figure) -> None:
     FigureCanvasSVG(figure)
     if engine := figure.get_layout_engine():
         engine.execute(figure)
-        figure.set_layout_engine("none")
+        figure.set_layout_engine(None)  # "none" leaves a placeholder, for which saving draws twice too
 
 
 def themed(declaration: re.Match[str]) -> str:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from analysis.figures.style import Drawing
 from analysis.report import report
 from tests.analysis.synthetic import study
 
@@ -19,3 +20,10 @@ def made(tmp_path_factory):
     """The sweep of synthetic.study with five seeds, and its report."""
     sweep = study(tmp_path_factory.mktemp("sweeps") / "study")
     return sweep, report(sweep)
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """A report's figures are made, and not drawn as SVG and PNG, which takes most of its time."""
+    monkeypatch.setattr("analysis.page.draw", lambda figure, name: Drawing("<svg/>", {"panels": [], "curves": []}))
+    monkeypatch.setattr("analysis.report.png", lambda figure: b"")

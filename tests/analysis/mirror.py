@@ -1,6 +1,7 @@
 """Mirrors run folders to W&B with the harness's own Tracker: python -m tests.analysis.mirror MODE FOLDER[:FIRST:LAST] ..."""
 
 import sys
+import time
 from pathlib import Path
 
 from harness.collapse import outcome
@@ -28,7 +29,10 @@ def mirror(folder: RunFolder, first: int = 0, last: int | None = None, mode: str
 
 
 if __name__ == "__main__":
-    mode, parts = sys.argv[1], sys.argv[2:]
+    mode, parts, mirrored = sys.argv[1], sys.argv[2:], set()
     for part in parts:
         path, *span = part.split(":")
+        if path in mirrored:
+            time.sleep(1.1)  # W&B names a fragment by the second of its start
+        mirrored.add(path)
         mirror(RunFolder(Path(path)), *(int(number) if number else None for number in span), mode=mode)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from analysis import labels, tables
 from analysis.figures import FIGURES
@@ -16,6 +17,14 @@ from analysis.figures.style import apart, chunks, draw, grid, key, label_outer, 
 from analysis.load import load
 from analysis.marks import DASHES, NEUTRAL, Mark
 from tests.analysis.synthetic import FP8, FP32, write
+
+
+def test_a_picture_is_drawn_once(monkeypatch):
+    """Matplotlib draws a figure with a layout engine twice: for the layout, and for the file."""
+    drawn, once = [], Figure.draw
+    monkeypatch.setattr(Figure, "draw", lambda figure, renderer: drawn.append(figure) or once(figure, renderer))
+    figure, _ = subplots(1, 1, 2.0)
+    assert draw(figure, "x").svg.startswith("<svg") and drawn == [figure]
 
 
 def test_of_few_seeds_each_is_drawn(tmp_path):

@@ -22,6 +22,7 @@ def push(sweep, out, project):
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
+@pytest.mark.slow
 def test_an_offline_run_holds_the_page_the_figures_and_the_arms(tmp_path):
     sweep, out = tmp_path / "a sweep", tmp_path / "out"
     for precision in (FP32, FP8):
@@ -48,6 +49,7 @@ def test_an_offline_run_holds_the_page_the_figures_and_the_arms(tmp_path):
         load(f"wandb-offline:{out}")
 
 
+@pytest.mark.slow
 def test_a_project_that_wandb_refuses_is_one_line(tmp_path):
     write(tmp_path / "s", FP32)
     done = push(tmp_path / "s", tmp_path / "out", "no/such:project")

@@ -21,6 +21,8 @@ from tests.analysis.synthetic import FP8, FP32, write
 from tests.waiting import PATIENCE
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_the_last_rewards_come_first_and_a_map_has_more_than_one_column(made, tmp_path):
     """The first screen is the last reward of every run, of ten arms as of two. Survival is drawn from ten collapses on. Two arms
     of one loss have no map: it would repeat the last rewards."""
@@ -268,6 +270,7 @@ def test_a_crowded_page_is_legible(crowded, tmp_path, sweep, width, scheme):
     legible(crowded[sweep], tmp_path, width, scheme)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_uneven_sweep_is_told_of_and_not_averaged_away(tmp_path):
     for seed in (0, 1):
         write(tmp_path, FP32, seed=seed)
@@ -281,12 +284,14 @@ def test_an_uneven_sweep_is_told_of_and_not_averaged_away(tmp_path):
     assert (table.runs, table.unfinished, table.collapsed) == (2, 1, 0)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_runs_that_recorded_nothing_yet(tmp_path):
     write(tmp_path, FP32, until=0, state="running")
     assert "running at step 0" in report(tmp_path).read_text()
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_the_control_alone_is_asked_where_it_is_stable(tmp_path):
     """Two rates x two numbers of mini-batches: of (1e-3, 4) both seeds collapse. Nothing is pooled over the mini-batches."""
     for rate in ("1e-4", "1e-3"):
@@ -306,6 +311,7 @@ def test_the_control_alone_is_asked_where_it_is_stable(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_an_8_bit_cache_is_a_source_of_mismatch_of_its_own(tmp_path):
     """Two seeds each: no sentence pools runs with a cache of 8 bits and runs without one."""
     for cache in ("compute", "fp8_e4m3"):
@@ -315,6 +321,7 @@ def test_an_8_bit_cache_is_a_source_of_mismatch_of_its_own(tmp_path):
     assert "Uncorrected bf16 rollouts: 0 of 2" in text and "Uncorrected bf16, fp8_e4m3 cache rollouts: 0 of 2" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_no_collapse_anywhere(tmp_path):
     for seed in (0, 1):
         write(tmp_path, FP32, seed=seed)
@@ -326,6 +333,7 @@ def test_no_collapse_anywhere(tmp_path):
     assert "(it takes 10 collapses, and there are none)" in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_regime_tells_what_other_precisions_would_have_had(tmp_path):
     """Two control runs with probes: K3 the median of 1e-4 and 3e-4 over both, ESS the lowest; both reached 0.95."""
     for seed, k3 in ((0, 1e-4), (1, 3e-4)):
@@ -341,6 +349,7 @@ def test_the_regime_tells_what_other_precisions_would_have_had(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_the_results_go_between_the_marks(made, tmp_path):
     readme = tmp_path / "README.md"
     begin, end = BEGIN.format(made[0]), END.format(made[0])

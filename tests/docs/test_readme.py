@@ -1,12 +1,18 @@
 """README.md is short, and what it shows is what its commands print."""
 
+import io
 import re
 import subprocess
 import sys
 import tomllib
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+
+from faultline.cli import main
+from faultline.tools.replay import page as replay_page
+from tests.faultline.tools.replay.cases import unwritten
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -19,15 +25,17 @@ def blocks(language: str, page: str = README) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page, re.M | re.S)
 
 
-def run(*words: str, cwd: Path, code: int = 0) -> str:
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=cwd)
-    assert done.returncode == code, done.stderr
-    return done.stdout
-
-
-def replayed(folder: Path, *words: str, code: int = 0) -> list[str]:
-    """The lines that `faultline replay --example` prints."""
-    return [line.rstrip() for line in run("-m", "faultline", "replay", "--example", *words, cwd=folder, code=code).splitlines()]
+def replayed(*words: str, code: int | None = None) -> list[str]:
+    """The lines that `faultline replay --example` prints, where it writes no page."""
+    printed, left = io.StringIO(), None
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
+        patch.setattr(replay_page, "write", unwritten)
+        try:
+            main(["replay", "--example", *words])
+        except SystemExit as end:
+            left = end.code
+    assert left == code
+    return [line.rstrip() for line in printed.getvalue().splitlines()]
 
 
 def test_it_is_short():
@@ -36,12 +44,12 @@ def test_it_is_short():
 
 
 @pytest.fixture(scope="module")
-def verdict(tmp_path_factory):
-    return replayed(tmp_path_factory.mktemp("x"))
+def verdict():
+    return replayed()
 
 
-def test_the_first_block_is_the_faulty_example(tmp_path):
-    printed = replayed(tmp_path, "raw", code=3)
+def test_the_first_block_is_the_faulty_example():
+    printed = replayed("raw", code=3)
     assert blocks("text")[0].startswith(printed[0]) and "VERDICT  No correction is proposed." in printed
     rest = iter(printed)
     assert all(line == "..." or line in rest for line in blocks("text")[0].splitlines())
@@ -61,7 +69,8 @@ def test_the_snippet_prints_what_its_comment_says(tmp_path):
     """ρ is e¹ and e⁰, and the cap is 2."""
     (snippet,) = blocks("python")
     said = re.search(r"print\(.*\)  # (.*)", snippet)[1]
-    assert run("-c", snippet, cwd=tmp_path).strip() == said == "[[2.0, 1.0]]"
+    done = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.strip() == said == "[[2.0, 1.0]]", done.stderr
 
 
 @pytest.mark.parametrize(
@@ -95,9 +104,9 @@ def test_its_one_picture_has_the_finding_as_its_title():
     assert file == "docs/replay.png" and f"\n**{title}.**" in README
 
 
-def test_the_finding_is_what_replay_prints(verdict, tmp_path):
+def test_the_finding_is_what_replay_prints(verdict):
     """Four filters keep less than a quarter of the FP8 batch, and verl's band 11 % of the BF16 batch."""
     few = sorted(int(share) for line in verdict for share in re.findall(r"\s(\d+)%  0\.", line) if int(share) < 25)
     assert len(few) == 4 and f"drop {100 - few[-1]} to {100 - few[0]} % of this FP8 batch" in README
-    (band,) = (line for line in replayed(tmp_path, "bf16") if "verl geo_rs" in line and "%" in line)
+    (band,) = (line for line in replayed("bf16") if "verl geo_rs" in line and "%" in line)
     assert re.search(r"verl geo_rs, 0.999 to 1.001\s+(\d+)%", band)[1] == "11" and "one of them 89 % of BF16" in README

@@ -63,7 +63,15 @@ def needed(path):
     return {key: value for key, value in NEEDED.items() if dropped is None or not key.startswith(dropped)}
 
 
-@pytest.mark.parametrize("path", [pytest.param(p, marks=pytest.mark.vllm if "vllm" in str(p) else (), id=str(p)) for p in FILES])
+RECORDED = ("regime/", "experiment/edge/", "experiment/screening/", "experiment/second/")
+"""Files of recorded studies, which rarely change: a third of all."""
+
+
+def marks(path):
+    return [pytest.mark.vllm] * ("vllm" in str(path)) + [pytest.mark.slow] * str(path).startswith(RECORDED)
+
+
+@pytest.mark.parametrize("path", [pytest.param(path, marks=marks(path), id=str(path)) for path in FILES])
 def test_every_config_file_makes_a_config_that_a_run_accepts(path, monkeypatch):
     monkeypatch.setattr(vllm_support, "this_machine", lambda: MACHINES["avx512"])  # it has all that the configs for vLLM name
     # vLLM cannot compute the default precision on every machine.

@@ -68,20 +68,27 @@ def ended(sweep, source: str, seed: int, k3: float, reward: float) -> None:
         run.status("done", step=100, steps=100)
 
 
-def test_the_columns_of_a_run(tmp_path):
+@pytest.fixture
+def known(monkeypatch):
+    """The names of the planned runs of seed 110 with one source beside the exact control."""
+    monkeypatch.setattr(sources, "MAPPED", ("kept_prompts",))
+    return names([110])
+
+
+def test_the_columns_of_a_run(known, tmp_path):
     """ESS 0.5 over 10 tokens is 0.5^6.4 over 64. K3 goes from 0.01 to 0.1: a growth of ln 10. Twenty ratios 1 ± 0.1 have the
     mean 1 and the standard error 0.1/√19."""
     ended(tmp_path / "s", "kept_prompts", 110, 0.01, 0.7)
-    row = rows(load(tmp_path / "s"), names([110])).set_index("policy").loc["trainer"]
+    row = rows(load(tmp_path / "s"), known).set_index("policy").loc["trainer"]
     assert (row.bed, row.source, row.seed, row.pair) == ("dense", "kept_prompts", 110, "dense/110")
     assert row.ess_64 == pytest.approx(0.5**6.4) and row.growth == pytest.approx(np.log(10)) and row.changed == 0.25
     assert (row.ratio, row.ratio_error) == pytest.approx((1, 0.1 / 19**0.5)) and row.end == pytest.approx(0.7) and EARLY == 20
 
 
-def test_a_run_of_another_plan_is_named(tmp_path):
+def test_a_run_of_another_plan_is_named(known, tmp_path):
     ended(tmp_path / "s", "kept_prompts", 7, 0.01, 0.7)
     with pytest.raises(UserError, match="no run of the map"):
-        rows(load(tmp_path / "s"), names([110]))
+        rows(load(tmp_path / "s"), known)
 
 
 def table(**ends: float) -> pd.DataFrame:

@@ -11,13 +11,17 @@ import pytest
     ("arguments", "said"),
     [
         ("los=1", "los: unknown key; the nearest is loss; faultline train --help lists them all"),
-        ("actor.lrr=1", "actor.lrr: unknown key; the nearest is actor.lr; faultline train --help lists them all"),
-        ("reduce=mean", "reduce/mean: there is no such option; take one of prompt_mean, "),
-        ("+experiment=nosuch", "experiment/nosuch"),
+        pytest.param(
+            "actor.lrr=1",
+            "actor.lrr: unknown key; the nearest is actor.lr; faultline train --help lists them all",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("reduce=mean", "reduce/mean: there is no such option; take one of prompt_mean, ", marks=pytest.mark.slow),
+        pytest.param("+experiment=nosuch", "experiment/nosuch", marks=pytest.mark.slow),
         ("seed=1,2", "--multirun"),
         ("seed=abc", "seed='abc': must be a whole number"),
         ("-m hydra/launcher=local seed=0,abc", "seed='abc': must be a whole number"),
-        ("run.root=/proc/nosuch", "/proc/nosuch: No such file or directory; "),
+        pytest.param("run.root=/proc/nosuch", "/proc/nosuch: No such file or directory; ", marks=pytest.mark.slow),
     ],
 )
 def test_a_wrong_key_is_one_line(arguments, said, tmp_path):
@@ -34,10 +38,14 @@ def test_a_wrong_key_is_one_line(arguments, said, tmp_path):
     ("option", "form"),
     [
         ("loss=mine", "use loss=pg loss.name=mine and +loss.KEY=VALUE"),
-        ("advantage=mine", "use advantage=reinforce advantage.name=mine and +advantage.KEY=VALUE"),
+        pytest.param(
+            "advantage=mine", "use advantage=reinforce advantage.name=mine and +advantage.KEY=VALUE", marks=pytest.mark.slow
+        ),
         ("kl=mine", "use kl=k2 kl.name=mine, or write it as DIR/kl/mine.yaml and put --config-dir DIR before the overrides"),
-        ("correction=mine", "use '+correction.reject.mine={function: mine, params: {KEY: VALUE}}'"),
-        ("reduce=mine", "take one of prompt_mean"),
+        pytest.param(
+            "correction=mine", "use '+correction.reject.mine={function: mine, params: {KEY: VALUE}}'", marks=pytest.mark.slow
+        ),
+        pytest.param("reduce=mine", "take one of prompt_mean", marks=pytest.mark.slow),
     ],
 )
 def test_a_plug_in_without_a_config_file_is_told_how_it_is_chosen(option, form, tmp_path):

@@ -123,6 +123,7 @@ def test_both_find_the_same_regrets_of_the_calibration_regimes(calibration):
     check_regrets(ours(calibration), theirs(calibration))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_both_score_made_up_records_alike(calibration, seed):
     records = made_up(seed)

@@ -65,6 +65,7 @@ def test_a_wrong_argument_names_what_is_accepted(words, message, capsys):
     assert left.value.code == 2 and message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_train_is_the_module(tmp_path):
     """The same composed config, the same refusal, the same help, from a folder of one's own."""
     for words in (["--cfg", "job", "seed=3", "correction=icepop"], ["nosuch=1"], ["--help"], ["loss=nosuch"]):
@@ -89,6 +90,7 @@ def test_an_error_of_the_user_is_one_line(tmp_path):
     assert done.stderr.count("\n") == 1 and "no sweep of hydra/launcher" in done.stderr
 
 
+@pytest.mark.slow
 def test_doctor_says_cuda_and_driver(tmp_path, capsys):
     """The first line of /proc/driver/nvidia/version, as NVIDIA's driver 550 writes it."""
     line = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n"

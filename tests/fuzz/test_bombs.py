@@ -1,10 +1,11 @@
 """Small files that expand to much: each is refused by its name, in room for 64 MiB, although it would take several times that.
 
-They are read in processes of their own: one that has run other tests has freed memory, which it uses again without asking.
+Each is read in a process of its own: one that has run other tests has freed memory, which it uses again without asking.
 """
 
 import io
 import json
+import multiprocessing
 import os
 import struct
 import zipfile
@@ -25,7 +26,8 @@ from tests.analysis.synthetic import write
 from tests.analysis.test_untrusted_runs import offline, record
 from tests.harness.paused_runs import CONTEXT
 
-MILLIONS = 20_000_000
+pytestmark = pytest.mark.slow  # a process that imports torch, and files of millions of values
+MILLIONS = 12_000_000
 EMPTY_LISTS = ",".join(["[]"] * 3_000_000)
 """9 MB of JSON; Python takes 64 bytes for each list."""
 
@@ -39,10 +41,17 @@ def little(read, given):
         return error
 
 
-def read_anew(read, given):
-    """What `little` returns in a new process."""
-    with ProcessPoolExecutor(1, mp_context=CONTEXT) as pool:
+def forked(read, given):
+    """What `little` returns in a copy of this process."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
         return pool.submit(little, read, given).result()
+
+
+@pytest.fixture(scope="module")
+def read_anew():
+    """What `little` returns in a new process: a copy of one that has imported this file, and has read nothing."""
+    with ProcessPoolExecutor(1, mp_context=CONTEXT) as pool:
+        yield lambda read, given: pool.submit(forked, read, given).result()
 
 
 def loaded(source):
@@ -97,7 +106,7 @@ def nested(path):
         ("nested.jsonl", nested),
     ],
 )
-def test_a_dump_that_expands_is_refused(tmp_path, name, make):
+def test_a_dump_that_expands_is_refused(read_anew, tmp_path, name, make):
     make(tmp_path / name)
     assert (tmp_path / name).stat().st_size < 10_000_000
     for read in (faultline.load, faultline.replay):
@@ -114,7 +123,7 @@ def test_a_dump_that_expands_is_refused(tmp_path, name, make):
         ("metrics.jsonl", 3 << 30),
     ],
 )
-def test_a_run_that_expands_is_named_and_the_other_stands(tmp_path, name, content):
+def test_a_run_that_expands_is_named_and_the_other_stands(read_anew, tmp_path, name, content):
     """content: of the file, or the number of its bytes, all zero and none on disk."""
     for seed in (0, 1):
         write(tmp_path / "sweep", "rollout/precision=fp32", seed=seed, steps=20)
@@ -124,7 +133,7 @@ def test_a_run_that_expands_is_named_and_the_other_stands(tmp_path, name, conten
     assert f"{name}: takes more than" in damaged["fp32-1"] and rows["fp32-0"] == 21
 
 
-def test_a_run_of_more_metrics_than_any_run_records_is_left_out(tmp_path):
+def test_a_run_of_more_metrics_than_any_run_records_is_left_out(read_anew, tmp_path):
     for seed in (0, 1):
         write(tmp_path, "rollout/precision=fp32", seed=seed, steps=20)
     rows = [json.dumps({"step": step, f"k{step}": 1.0}) for step in range(1200)]  # 1200² cells
@@ -134,7 +143,7 @@ def test_a_run_of_more_metrics_than_any_run_records_is_left_out(tmp_path):
     assert rows == {"fp32-0": 21}
 
 
-def test_a_wandb_run_that_expands_or_is_a_pipe_is_named_and_the_other_stands(tmp_path):
+def test_a_wandb_run_that_expands_or_is_a_pipe_is_named_and_the_other_stands(read_anew, tmp_path):
     config = json.loads((write(tmp_path / "s", "rollout/precision=fp32", steps=4).path / "config.json").read_text())
     for number, name in enumerate(("sound", "sparse", "pipe")):
         path = tmp_path / "w" / f"offline-run-1-{name}" / f"run-{name}.wandb"
@@ -151,7 +160,7 @@ def test_a_wandb_run_that_expands_or_is_a_pipe_is_named_and_the_other_stands(tmp
     assert "run-sparse.wandb: takes more than" in damaged["sparse"] and "regular file" in damaged["pipe"]
 
 
-def test_a_ledger_that_expands_is_refused(tmp_path):
+def test_a_ledger_that_expands_is_refused(read_anew, tmp_path):
     sweep = Sweep(tmp_path)
     sweep.home.mkdir(parents=True)
     (sweep.home / "ledger.jsonl").write_text(f'{{"event":"planned","a":[{EMPTY_LISTS}]}}\n')

@@ -52,6 +52,7 @@ def test_yaml(content):
     in_file("a.yaml", content, read_yaml)
 
 
+@pytest.mark.slow
 @FIXED
 @given(trees)
 def test_yaml_reads_what_json_writes(tree):
@@ -93,6 +94,7 @@ def test_a_recorded_config(tree):
         parse_recorded(tree)
 
 
+@pytest.mark.slow
 @FIXED
 @given(st.lists(trees, max_size=5), st.binary(max_size=40))
 def test_json_lines(rows, rest):
@@ -112,6 +114,7 @@ rows = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @FIXED
 @given(st.lists(rows, max_size=4))
 def test_a_dump_of_json_lines(rows):

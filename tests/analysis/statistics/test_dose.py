@@ -147,6 +147,7 @@ def test_the_figure_places_a_precision_beside_the_noise_that_persists_as_it_does
     assert legend[:4] == ["control", "control − 0.05", "fit to the arms", "fit without a correction"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_too_few_doses_are_listed_with_the_reason(tmp_path, sweep):
     few = tmp_path / "few"
     few.mkdir()
@@ -161,8 +162,10 @@ def test_too_few_doses_are_listed_with_the_reason(tmp_path, sweep):
     assert "too few doses" in page
 
 
-def test_without_noise_or_control_there_is_no_dose(made):
-    assert response(load(made[0])).startswith("no run has noise on its weights beside an exact control")
+def test_without_noise_or_control_there_is_no_dose(tmp_path):
+    for precision in (FP32, FP8):
+        write(tmp_path, precision)
+    assert response(load(tmp_path)).startswith("no run has noise on its weights beside an exact control")
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -174,6 +177,7 @@ def test_a_precision_whose_persistence_no_run_measured_has_none(tmp_path):
     assert found.precision == "fp8_tensor" and np.isnan(found.measured)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_sweep_in_which_no_run_has_ended_has_no_doses(tmp_path):
     """Both runs have evaluations and go on: a table of no rows, and a report that says so."""
     for noise in (0, 0.1):

@@ -148,9 +148,9 @@ def command(*arguments: str) -> subprocess.CompletedProcess:
     [
         (["--help"], 0, ["correction", "rollout/precision"]),
         (["actor.learning_rate=1"], 2, ["actor.learning_rate"]),
-        (["rollout/precision=fp9"], 2, ["fp9", "fp8_tensor"]),
-        (["loss=token_truncate"], 2, ["token_truncate", "ppo"]),
-        (["actor.lr=-1"], 2, ["actor.lr=-1"]),
+        pytest.param(["rollout/precision=fp9"], 2, ["fp9", "fp8_tensor"], marks=pytest.mark.slow),
+        pytest.param(["loss=token_truncate"], 2, ["token_truncate", "ppo"], marks=pytest.mark.slow),
+        pytest.param(["actor.lr=-1"], 2, ["actor.lr=-1"], marks=pytest.mark.slow),
         (["-m", "seed=0,1", "actor.lr=1e-3,-1", "hydra/launcher=local"], 2, ["actor.lr=-1", "Nothing was started"]),
     ],
 )

@@ -208,7 +208,7 @@ def test_what_couples_responses_has_no_exact_sum(losses, corrections):
         exact_table(methods(losses, corrections, "token_sum"))
 
 
-def shared(bias: float, sd: float, batches: int = 4000) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def shared(bias: float, sd: float, batches: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients (of a method, of no correction, of the exact weight) of one batch in 8 dimensions, all but the last orthogonal
     noise: E none lies 0.5 from E exact and E method `bias`; of the sds none's is 1 and the method's `sd`."""
     noise = torch.randn(batches, 8, generator=torch.Generator().manual_seed(2)) / 8**0.5
@@ -219,7 +219,7 @@ def shared(bias: float, sd: float, batches: int = 4000) -> tuple[torch.Tensor, t
 
 def test_where_a_method_pays():
     """bias² + sd²·32/n is equal at n = 32·(1.2² − 1)/(0.5² − 0.3²) = 88 responses; for the exact weight at 32·1.25/0.25 = 160."""
-    method, none, exact = shared(0.3, 1.2)
+    method, none, exact = shared(0.3, 1.2, batches=1600)
     for gradients, ratio, bias, pays in ((method, 1.2, 0.3, 88), (exact, 1.5, 0.0, 160), (none, 1.0, 0.5, np.nan)):
         found = Paired(gradients, none, exact, 32).summary()
         assert (found["sd ratio"], found["bias"]) == pytest.approx((ratio, bias), abs=0.02)
@@ -230,7 +230,7 @@ def test_where_a_method_pays():
 
 @pytest.mark.parametrize("bias, sd, said", [(0.3, 0.9, "0 [0, 0]"), (0.7, 1.2, "never [never, never]"), (0.7, 0.9, "never [")])
 def test_a_method_always_pays_or_never(bias, sd, said, tmp_path, capsys):
-    method, none, exact = shared(bias, sd)
+    method, none, exact = shared(bias, sd, batches=400)
     rows = [{"method": name, **Paired(part, none, exact, 32).summary()} for name, part in (("m", method), ("none", none))]
     written = present_paired(pd.DataFrame(rows), "title", "A note.", tmp_path)
     shown = capsys.readouterr().out
@@ -246,7 +246,7 @@ def test_rounding_is_no_difference():
 
 
 def test_two_paired_batches_have_no_interval():
-    found = Paired(*(part[:2] for part in shared(0.3, 1.2)), 32).summary()
+    found = Paired(*shared(0.3, 1.2, batches=2), 32).summary()
     assert np.isnan(found["sd ratio low"]) and np.isnan(found["pays from low"])
 
 

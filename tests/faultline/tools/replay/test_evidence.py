@@ -131,20 +131,32 @@ def test_a_shipped_dump_is_consistent(path):
     assert found.kind == "consistent", found
 
 
-def test_the_command_says_it_first_in_its_exit_code_and_in_json(tmp_path, capsys):
-    path = written(tmp_path / "d.jsonl", BROKEN["swapped"][0](pq.read_table(example("fp8")).to_pylist()))
-    for words in ([], ["--json"]):
-        with pytest.raises(SystemExit) as left:
-            main(["replay", str(path), "--corrections", "icepop", *words])
-        shown = capsys.readouterr().out
-        assert left.value.code == FAULT == 3
-    found = json.loads(shown)
-    assert found["diagnosis"]["fault"] == "swapped" and found["proposal"] is None and found["need"] == "not asked"
-    assert found["diagnosis"]["check"]["verl"] == "rollout_log_probs against old_log_probs in the dump"
-    page = (tmp_path / "d-replay" / "replay.html").read_text()
+@pytest.fixture(scope="module")
+def swapped(tmp_path_factory):
+    """The shipped FP8 dump with its columns exchanged."""
+    rows = pq.read_table(example("fp8")).to_pylist()
+    return written(tmp_path_factory.mktemp("swapped") / "d.jsonl", BROKEN["swapped"][0](rows))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_command_says_it_first_and_in_its_exit_code(swapped, tmp_path):
+    with pytest.raises(SystemExit) as left:
+        main(["replay", str(swapped), "--corrections", "icepop", "--out", str(tmp_path)])
+    assert left.value.code == FAULT == 3
+    page = (tmp_path / "replay.html").read_text()
     assert page.index("FAULT  swapped") < page.index("No correction is proposed")
     assert page.index("Are the logged numbers") < page.index("What each preset leaves")
     assert "algorithm.rollout_correction.rollout_is" not in page
+
+
+@pytest.mark.usefixtures("no_page")
+def test_the_json_says_it(swapped, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["replay", str(swapped), "--corrections", "icepop", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert left.value.code == FAULT
+    assert found["diagnosis"]["fault"] == "swapped" and found["proposal"] is None and found["need"] == "not asked"
+    assert found["diagnosis"]["check"]["verl"] == "rollout_log_probs against old_log_probs in the dump"
 
 
 def run_folder(path, **rollout):
@@ -176,6 +188,7 @@ def test_a_runs_config_explains_its_dumps(tmp_path, rollout, facts):
     assert verdict_of(run).diagnosis.consistent or facts.precision == "fp32"
 
 
+@pytest.mark.usefixtures("no_page")
 def test_a_precision_that_is_named_bounds_k3(tmp_path, capsys):
     """K3 of the shipped BF16 dump is 1.3e-3: at most 4 x 1.3e-3 by rounding to BF16, and at most 4e-8 by FP32."""
     (tmp_path / "d.parquet").write_bytes(example("bf16").read_bytes())
@@ -201,6 +214,7 @@ def test_a_precision_that_is_named_bounds_k3(tmp_path, capsys):
     assert known(run, "fp8_block") == RunFacts("fp8_block")
 
 
+@pytest.mark.usefixtures("no_page")
 def test_the_note_that_k3_was_not_compared_stands_where_no_precision_is_known(tmp_path, capsys):
     """By name, by a baseline, by the run's config, or as an example's own, the precision is known."""
     path, run = tmp_path / "d.parquet", run_folder(tmp_path / "run")
@@ -258,15 +272,14 @@ def test_raw_log_probabilities_against_a_temperature(tmp_path):
     assert verdict_of(drawn(tmp_path / "sound.parquet", 0.6, 0.6, 0.6)).diagnosis.consistent
 
 
-def test_noise_that_the_run_adds_is_no_fault(tmp_path):
+def test_noise_that_the_run_adds_is_no_fault(swapped, tmp_path):
     """The trainer's logits are 0.7 of the sampler's: a temperature, unless the run is known to add noise. Columns that are
     swapped are no noise."""
     path = drawn(tmp_path / "d.parquet", 0.7, 0.7, 1.0)
     assert verdict_of(path).diagnosis.fault == "temperature"
     noisy = verdict_of(path, RunFacts(noise=True)).diagnosis
     assert noisy.consistent and noisy.evidence == "this run adds noise to its sampler" and not noisy.check
-    path = written(tmp_path / "e.jsonl", BROKEN["swapped"][0](pq.read_table(example("fp8")).to_pylist()))
-    assert verdict_of(path, RunFacts(noise=True)).diagnosis.fault == "swapped"
+    assert verdict_of(swapped, RunFacts(noise=True)).diagnosis.fault == "swapped"
 
 
 def batches(groups, lengths, versions=(0, 0)):
@@ -326,6 +339,7 @@ def test_every_fault_is_documented():
         assert f"| `{name}` | {wrong[FAULTS[name].question]} |" in text, name
 
 
+@pytest.mark.usefixtures("no_page")
 def test_a_baseline_of_the_model_is_stricter_than_its_precision(tmp_path, capsys):
     """The BF16 example as a baseline of the FP8 one, whose K3 is 30 times as large: 3 times is what rounding may leave."""
     with pytest.raises(SystemExit) as left:
@@ -341,6 +355,7 @@ def test_a_baseline_with_a_fault_is_refused(tmp_path):
         known(example("bf16"), baseline=broken)
 
 
+@pytest.mark.usefixtures("no_page")
 def test_the_json_has_the_statistics_and_the_strength(tmp_path, capsys):
     """ρ = 1/2, 1/2, 1, 2 at four tokens of one place: E[(1−ρ)+] = E[(ρ−1)+] = 1/4, and the mean is 1."""
     mu, pi = (np.log(np.array(part)) for part in ([[0.5], [0.5], [0.25], [0.25]], [[0.25], [0.25], [0.25], [0.5]]))
@@ -352,25 +367,26 @@ def test_the_json_has_the_statistics_and_the_strength(tmp_path, capsys):
     assert told["statistics"]["surprise/z"] is None
 
 
-def test_the_mean_ratio_is_told_by_place_log_probability_turn_and_version(tmp_path, capsys):
+@pytest.mark.parametrize("name", ["turns", "plain"])
+def test_the_mean_ratio_is_told_by_place_log_probability_turn_and_version(tmp_path, capsys, request, name):
     """Four responses of two turns of one token, by weights 3 and 4: ρ = 1 at the first token and 1/2 at the second.
 
     Both have log μ = log 1/2 = −0.69, between −1 and −0.5. A dump without turns and versions has neither.
     """
     mu, pi = np.full((4, 2), math.log(0.5)), np.log([[0.5, 0.25]] * 4)
-    own = {"logp_rollout": mu, "logp_old": pi, "mask": np.ones((4, 2), bool)}
-    turns = {"segments": np.array([[0, 1]] * 4), "version": np.array([[3, 4]] * 4)}
-    for name, columns in {"turns": own | turns, "plain": own}.items():
-        files.write(tmp_path / f"{name}.parquet", columns)
-        with pytest.raises(SystemExit):  # a mean of 0.75 without a spread is a fault
-            main(["replay", str(tmp_path / f"{name}.parquet"), "--json", "--out", str(tmp_path / "out")])
-        told = json.loads(capsys.readouterr().out)["diagnosis"]
-        means = {(part["by"], part["at"]): part["mean"] for part in told["mean_ratio_by"]}
-        expected = {("place", 1): 1, ("place", 2): 0.5, ("log_probability", -0.5): 0.75}
-        if name == "turns":
-            expected |= {("turn", 0): 1, ("turn", 1): 0.5, ("version", 3): 1, ("version", 4): 0.5}
-            assert "log_probability</td>" in (tmp_path / "out" / "replay.html").read_text(encoding="utf-8")
-        assert means == pytest.approx(expected)
+    columns = {"logp_rollout": mu, "logp_old": pi, "mask": np.ones((4, 2), bool)}
+    expected = {("place", 1): 1, ("place", 2): 0.5, ("log_probability", -0.5): 0.75}
+    request.getfixturevalue("undrawn" if name == "turns" else "no_page")
+    if name == "turns":
+        columns |= {"segments": np.array([[0, 1]] * 4), "version": np.array([[3, 4]] * 4)}
+        expected |= {("turn", 0): 1, ("turn", 1): 0.5, ("version", 3): 1, ("version", 4): 0.5}
+    files.write(tmp_path / "d.parquet", columns)
+    with pytest.raises(SystemExit):  # a mean of 0.75 without a spread is a fault
+        main(["replay", str(tmp_path / "d.parquet"), "--json", "--out", str(tmp_path / "out")])
+    told = json.loads(capsys.readouterr().out)["diagnosis"]
+    assert {(part["by"], part["at"]): part["mean"] for part in told["mean_ratio_by"]} == pytest.approx(expected)
+    if name == "turns":
+        assert "log_probability</td>" in (tmp_path / "out" / "replay.html").read_text(encoding="utf-8")
 
 
 def test_the_share_of_weights_at_the_proposed_bound_is_told():

@@ -20,6 +20,8 @@ from harness.dumps import files
 from harness.errors import UserError
 from tests.faultline.tools.replay.cases import as_responses
 
+pytestmark = pytest.mark.usefixtures("no_page")
+
 
 def intervals(ratios):
     """Intervals of a dump whose rows of log ratios are `ratios`."""

@@ -191,6 +191,7 @@ def test_one_response_decides_nothing(tmp_path):
     assert (verdict.need, verdict.mismatch.k3_interval) == ("undecided", None)
 
 
+@pytest.mark.usefixtures("no_page")
 def test_a_dump_of_three_prompts_gets_no_setting(tmp_path, capsys):
     """Three clusters give no standard error of the mean ratio, so no fault could show; four do."""
     rng = np.random.default_rng(0)
@@ -320,6 +321,8 @@ def test_the_terminal_shows_the_verdict_in_24_lines(tmp_path, capsys, monkeypatc
     assert (tmp_path / "replay-example" / "replay.png").stat().st_size < 200_000
 
 
+@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("no_page")
 @pytest.mark.parametrize(("words", "policies"), [([], ["TRAINER", "SAMPLER"]), (["--deploy", "sampler"], ["SAMPLER"])])
 def test_the_answer_is_that_for_the_deployed_policy(tmp_path, monkeypatch, capsys, words, policies):
     monkeypatch.chdir(tmp_path)
@@ -337,6 +340,7 @@ def test_a_size_that_asks_for_no_weight_stands_beside_the_rule(tmp_path):
     assert shown[5] == "  By its size alone: leave it uncorrected. Every ratio is exactly 1."
 
 
+@pytest.mark.usefixtures("no_page")
 def test_the_faulty_example_is_named_and_gets_no_correction(tmp_path, monkeypatch, capsys):
     """vLLM in its default logprobs_mode at temperature 0.6: the slope of the logits, 1/0.6 without rounding, is near 1.67."""
     monkeypatch.chdir(tmp_path)
@@ -349,7 +353,7 @@ def test_the_faulty_example_is_named_and_gets_no_correction(tmp_path, monkeypatc
     assert told["diagnosis"]["mean_ratio"] == pytest.approx(ratios.mean(), abs=1e-6) == pytest.approx(1.31, abs=1e-3)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "fp8")) for name in EXAMPLES])
 def test_no_words_of_the_verdict_require_anything(tmp_path, monkeypatch, capsys, name):
     """`required` is a value in JSON alone: no K3 is known to harm."""
     monkeypatch.chdir(tmp_path)
@@ -359,6 +363,7 @@ def test_no_words_of_the_verdict_require_anything(tmp_path, monkeypatch, capsys,
     assert "required" not in capsys.readouterr().out.lower() + re.sub(r"<style.*?</style>", "", page, flags=re.S).lower()
 
 
+@pytest.mark.usefixtures("no_page")
 def test_json_is_one_valid_document_of_the_documented_schema(tmp_path, capsys):
     """A dump of one token: Pareto k and intervals do not exist, and no NaN stands for them."""
     dump(tmp_path / "d" / "step-1.parquet", np.full((1, 1), 0.1))
@@ -413,6 +418,7 @@ def test_the_fill_of_a_mask_is_named_and_changes_no_sign(tmp_path, column, fill)
     assert "the fill values count" in verdict.limitations[0]
 
 
+@pytest.mark.usefixtures("no_page")
 def test_corrections_that_nobody_knows_are_shown_however_many(tmp_path, monkeypatch, capsys):
     """Nine, one more than the well-known ones, none of which is among them."""
     monkeypatch.chdir(tmp_path)
@@ -433,6 +439,7 @@ def test_a_correction_that_no_shipped_dump_can_show_is_shown_on_the_users(tmp_pa
     assert "turns.yaml" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_page_is_written_through_no_link(tmp_path, capsys):
     """In a stranger's folder a linked file is replaced and its target kept, and a linked folder is refused."""
     files.write(tmp_path / "run" / "d.parquet", random_columns())
@@ -452,6 +459,7 @@ def test_a_page_is_written_through_no_link(tmp_path, capsys):
     assert "linked: is a link" in capsys.readouterr().err and [path.name for path in victim.parent.iterdir()] == [".bashrc"]
 
 
+@pytest.mark.usefixtures("no_page")
 @pytest.mark.parametrize("more", [[], ["--all"], ["--json"]])
 def test_no_name_of_a_stranger_commands_the_terminal(tmp_path, capsys, more):
     """ESC ] 0 sets a terminal's title; the second character is CSI in eight bits."""
