@@ -6,11 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import hydra
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import IConfigRepository
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
+from omegaconf import open_dict
 
 from harness.boundary import refusing
-from harness.composer import composer
+from harness.composer import composer, plain
+from harness.conf import MODULE
 from harness.errors import UserError
 from harness.yaml_file import read_yaml
 
@@ -47,8 +52,15 @@ class Choices(NamedTuple):
 def choices(*overrides: str) -> Choices:
     """Compose the config and list all config groups, their options and the chosen ones. Raises UserError if Hydra refuses."""
     with refusing(" ".join(overrides)):
-        made = composer()
-        return Choices(*made.with_options(overrides), dict(_options(made.loader.repository, "")))
+        with hydra.initialize_config_module(MODULE, version_base="1.3"):
+            loader = GlobalHydra.instance().config_loader()
+            assert isinstance(loader, ConfigLoaderImpl)
+            composed = hydra.compose("config", list(overrides), return_hydra_config=True)
+        groups = composed.hydra.runtime.choices.items()
+        chosen = {group: str(option) for group, option in groups if not group.startswith("hydra/")}
+        with open_dict(composed):
+            del composed["hydra"]
+        return Choices(plain(composed), chosen, dict(_options(loader.repository, "")))
 
 
 def _options(repository: IConfigRepository, parent: str) -> Iterator[tuple[str, list[str]]]:

@@ -5,24 +5,18 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
 import hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
-from hydra._internal.defaults_list import create_defaults_list
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from hydra.plugins.config_source import ConfigResult
-from hydra.types import RunMode
+from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
 
 from algos.registry import ADVANTAGES, CORRECTIONS, KL, LOSSES
 from harness.conf import CONF, MODULE
@@ -47,52 +41,27 @@ def plain(composed: DictConfig) -> dict[str, Any]:
 
 
 class Composer:
-    """Composes run configs from Hydra overrides. Each choice of group options is composed once, in 0.05 seconds, and cached."""
+    """Composes run configs from Hydra overrides. Each choice of group options is composed once, in 0.2 seconds, and cached."""
 
     def __init__(self, loader: ConfigLoader, config: DictConfig):
         assert isinstance(loader, ConfigLoaderImpl)
         self.loader, self.config = loader, config
-        self.files = _Files(loader.repository, config.hydra.job.config_name)
         self.parser = OverridesParser.create(config_loader=loader)
         self.parsed: dict[str, tuple[Override, bool]] = {}
         self.chosen: dict[tuple[str, ...], bytes] = {}
 
     def __call__(self, overrides: Sequence[str]) -> dict[str, Any]:
         """Compose the resolved config of one run. Raises errors that `harness.boundary` explains."""
-        return self.with_options(overrides)[0]
-
-    def with_options(self, overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
-        """Compose the resolved config of one run. Also returns the chosen option of each config group."""
         parsed = [self._parse(override) for override in overrides]
         groups = tuple(text for text, (_, is_group) in zip(overrides, parsed, strict=True) if is_group)
         if groups not in self.chosen:
-            self.chosen[groups] = pickle.dumps(self._compose(list(groups)))  # copied so in a sixth of the time of deepcopy
-        config, options = pickle.loads(self.chosen[groups])
+            composed = self.loader.load_sweep_config(self.config, list(groups))
+            with open_dict(composed):
+                del composed["hydra"]
+            self.chosen[groups] = pickle.dumps(composed)  # copied so in a sixth of the time that deepcopy takes
+        config = pickle.loads(self.chosen[groups])
         ConfigLoaderImpl._apply_overrides_to_config([override for override, is_group in parsed if not is_group], config)
-        return plain(config), options
-
-    def _compose(self, groups: list[str]) -> tuple[DictConfig, dict[str, str]]:
-        """Compose group options. Hydra's own config takes two thirds of the time, so it is left out unless something needs it."""
-        chosen = [self.parsed[text][0] for text in groups]
-        searched = any(text.startswith("hydra.searchpath") for text in self.config.hydra.overrides.hydra)
-        if not searched and not any(override.key_or_group.startswith("hydra") for override in chosen):
-            with suppress(HydraException, OmegaConfBaseException):  # a file overrides Hydra's config; or the error comes again
-                return self._compose_alone(chosen)
-        composed = self.loader.load_sweep_config(self.config, groups)
-        options = {str(group): str(option) for group, option in composed.hydra.runtime.choices.items()}
-        with open_dict(composed):
-            del composed["hydra"]
-        return composed, {group: option for group, option in options.items() if not group.startswith("hydra/")}
-
-    def _compose_alone(self, chosen: list[Override]) -> tuple[DictConfig, dict[str, str]]:
-        """Compose group options without Hydra's own config, otherwise like Hydra's `load_sweep_config`."""
-        self.loader.validate_sweep_overrides_legal(chosen, RunMode.RUN, from_shell=True)
-        self.files.cache.clear()
-        found = create_defaults_list(self.files, self.files.primary, chosen, prepend_hydra=False, skip_missing=False)
-        composed = self.loader._compose_config_from_defaults_list(found.defaults, self.files)
-        OmegaConf.set_struct(composed, True)
-        self.loader._apply_overrides_to_config(found.config_overrides, composed)
-        return composed, {group: str(option) for group, option in found.overrides.known_choices.items()}
+        return plain(config)
 
     def _parse(self, text: str) -> tuple[Override, bool]:
         """Parse an override. Also returns whether Hydra must compose anew for it, as for a group option or a `hydra.` key."""
@@ -102,31 +71,6 @@ class Composer:
             is_value = isinstance(override.value(), dict) or not self.loader.repository.group_exists(override.key_or_group)
             self.parsed[text] = override, not is_value or override.key_or_group.startswith("hydra.")
         return self.parsed[text]
-
-
-class _Files(CachingConfigRepository):
-    """The config files, each read once. `primary` is without Hydra's own config. A composition alters the copies it gets."""
-
-    def __init__(self, files: IConfigRepository, primary: str):
-        super().__init__(files)
-        self.primary = primary
-        self.read: dict[str, bytes] = {}
-
-    def load_config(self, config_path: str) -> ConfigResult | None:
-        if config_path not in self.cache:
-            if config_path not in self.read:
-                self.read[config_path] = pickle.dumps(self._load(config_path))
-            self.cache[config_path] = pickle.loads(self.read[config_path])
-        return self.cache[config_path]
-
-    def _load(self, path: str) -> ConfigResult | None:
-        loaded = self.delegate.load_config(path)
-        if loaded is not None and path == self.primary:
-            assert isinstance(loaded.config, DictConfig)
-            loaded.config.pop("hydra", None)
-            given = loaded.defaults_list or []
-            loaded.defaults_list = [default for default in given if not getattr(default, "group", "").startswith("hydra/")]
-        return loaded
 
 
 def refusal(error: Exception) -> str:

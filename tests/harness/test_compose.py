@@ -4,9 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-import hydra
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -30,7 +28,6 @@ ROWS = [
     ["~run.sweep", "run.root=1e3"],
     ["nosuch=1"],
     ["loss=nosuch"],
-    ["loss=ppo,pg"],
     ["nosuch/group=x"],
     ["task.length=${nosuch}"],
 ]
@@ -42,25 +39,10 @@ def test_every_row_is_as_hydra_composes_it():
     loader, master = composer().loader, composer().config
     one = Composer(loader, master)
     expected = [tried(lambda: _without_hydra(loader.load_sweep_config(master, row))) for row in ROWS]  # noqa: B023
-    assert expected.count(None) == 5
+    assert expected.count(None) == 4
     for _ in range(2):
         assert [tried(lambda: one(row)) for row in ROWS] == expected  # noqa: B023
     assert len(one.chosen) == 7  # the choices of groups among the rows
-
-
-def test_a_file_may_override_the_config_of_hydra(tmp_path):
-    """A composition without Hydra's config has no hydra/job_logging to override, so that whole one is made."""
-    (tmp_path / "loss").mkdir()
-    (tmp_path / "config.yaml").write_text("defaults:\n  - _self_\n  - loss: mild\nrate: 1\n")
-    (tmp_path / "loss/mild.yaml").write_text("name: pg\n")
-    quiet = "# @package _global_\ndefaults:\n  - override /hydra/job_logging: none\nrate: 2\n"
-    (tmp_path / "loss/quiet.yaml").write_text(quiet)
-    with hydra.initialize_config_dir(str(tmp_path), version_base="1.3"):
-        one = Composer(GlobalHydra.instance().config_loader(), hydra.compose("config", return_hydra_config=True))
-    assert one.with_options(["loss=quiet"]) == ({"rate": 2}, {"loss": "quiet"})
-    assert one.with_options(["loss=mild", "rate=3"]) == ({"rate": 3, "loss": {"name": "pg"}}, {"loss": "mild"})
-    with pytest.raises(HydraException):
-        one._compose_alone([one.parsed["loss=quiet"][0]])
 
 
 def tried(composing):
