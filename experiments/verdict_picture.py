@@ -50,7 +50,7 @@ def regret_figure(rows: pd.DataFrame) -> Figure:
             axis.annotate(
                 f"{shares.mean():.1%}", (shares.mean(), place), (0, 6), textcoords="offset points", ha="center", fontsize=7
             )
-        axis.set_title(f"{title}:\nleast mean loss: {means[policy].idxmin()}", fontsize=9)
+        axis.set_title(title, fontsize=9)
         axis.set_xlabel("share of the control's gain lost to the best correction")
         axis.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes[0].set_yticks(range(len(order)), [RULES.get(rule, rule) for rule in order])
@@ -61,7 +61,7 @@ def regret_figure(rows: pd.DataFrame) -> Figure:
 
 def finding(most: Mapping[str, float]) -> str:
     """Title of the figure of costs. most: largest cost of a regime's mismatch, a share of the control's gain, by its kind."""
-    return ", ".join(f"{kind} cost at most {cost:.0%}" for kind, cost in most.items()).capitalize() + " of the gain"
+    return ", ".join(f"{kind} cost at most {cost:.0%}" for kind, cost in most.items()).capitalize() + " of the gain, in the mean"
 
 
 def cost_figure(runs: pd.DataFrame) -> Figure:

@@ -27,7 +27,7 @@ def answers(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], polic
 
     frozen: the rules that choose it (`records.verdict`). lasting: persistence of the mismatch. A rule may be undecided if the
     persistence is unknown, or measured at a lag far from the rule's own. The field `arm`, a correction's name, is None if the
-    rule is undecided, or if the dump's log-probabilities are not consistent.
+    rule is undecided, or if the dump is unfit for an answer.
     """
     return [_answer(verdict, lasting, frozen[policy], policy) for policy in policies]
 
@@ -35,7 +35,7 @@ def answers(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], polic
 def _answer(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], policy: Any) -> Deployed:
     name = frozen["chosen"]
     measured = _measured(frozen, name)
-    if not (verdict.diagnosis.consistent and verdict.diagnosis.tells):
+    if not verdict.answerable:
         return Deployed(policy=policy, rule=name, arm=None, text="no correction is proposed", measured=measured, settings={})
     if name == CONSTANT:
         arm: str | None = frozen["best"]

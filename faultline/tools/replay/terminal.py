@@ -31,8 +31,9 @@ WORDS = {
     "not asked": "no correction is proposed",
 }
 """Value of Verdict.need -> its words in the terminal, where no weight is proposed."""
-FIXED = "No rule that reads a dump was shown to beat a fixed choice for the policy that you deploy:"
-"""Headline where the study of docs/decision.md supports one correction for each deployed policy, whatever the dump shows."""
+FIXED = "Fixed advice for every sound dump; in the study no alternative was shown better, or worse:"
+"""Headline where the study of docs/decision.md supports one correction for each deployed policy, whatever the dump shows. Of the
+other rules and corrections none differs from it significantly there."""
 
 
 def lines(verdict: Verdict) -> list[str]:
@@ -49,7 +50,7 @@ def lines(verdict: Verdict) -> list[str]:
         return [printable(line)[:WIDTH] for line in [*first, *rest]]
     because = wrap(" ".join(reasons(verdict)), WIDTH - 2)
     uncompared = [f"  {UNCOMPARED}"] if UNCOMPARED in verdict.limitations else []
-    told = len(uncompared) + (verdict.persistence is not None) + _answered(verdict)
+    told = len(uncompared) + (verdict.persistence is not None) + verdict.answerable
     others = [line for line in verdict.limitations if line not in (UNCOMPARED, UNGROUPED)]
     limitations = others[: max(LIMITATIONS - told, 0)]
     out = [
@@ -73,7 +74,7 @@ def lines(verdict: Verdict) -> list[str]:
 
 def deployed_lines(verdict: Verdict) -> list[str]:
     """Format the correction that a rule tested in docs/decision.md chooses for each deployed policy; [] if it may not."""
-    if not _answered(verdict):
+    if not verdict.answerable:
         return []
     return [
         line
@@ -136,7 +137,7 @@ def measured(gate: GateResult) -> str:
 
 def headline(verdict: Verdict) -> str:
     """Summarise the verdict in a sentence."""
-    if not _answered(verdict):
+    if not verdict.answerable:
         return f"{WORDS[verdict.need].capitalize()}."
     fixed = all(one.rule == CONSTANT for one in verdict.deployed)
     return FIXED if fixed else "By the rule tested for the policy that you deploy:"
@@ -144,7 +145,7 @@ def headline(verdict: Verdict) -> str:
 
 def reasons(verdict: Verdict) -> list[str]:
     """Return sentences on what the mismatch's size alone says. Beside a tested rule they stand only if no weight is proposed."""
-    if not _answered(verdict):
+    if not verdict.answerable:
         return [verdict.reason]
     return [] if verdict.proposal else [f"By its size alone: {WORDS[verdict.need]}.", verdict.reason]
 
@@ -163,7 +164,7 @@ def starved(verdict: Verdict) -> list[str]:
 
 def pastes(verdict: Verdict) -> list[dict[str, list[str]]]:
     """List of {framework: settings to copy}, one for each correction that a tested rule chooses."""
-    return list({one.arm: one.settings for one in verdict.deployed if one.settings}.values()) if _answered(verdict) else []
+    return list({one.arm: one.settings for one in verdict.deployed if one.settings}.values()) if verdict.answerable else []
 
 
 def pasted(by_framework: dict[str, list[str]]) -> list[str]:
@@ -183,11 +184,6 @@ def pasted(by_framework: dict[str, list[str]]) -> list[str]:
                 out[-1] += joint.rstrip()
                 out.append(f"{'':<6} {setting}")
     return out
-
-
-def _answered(verdict: Verdict) -> bool:
-    """Whether a rule tested in docs/decision.md chooses the correction: only for log-probabilities shown to be consistent."""
-    return verdict.diagnosis.consistent and verdict.diagnosis.tells
 
 
 def _scales(m: Mismatch) -> list[str]:

@@ -181,6 +181,12 @@ class Verdict(_Part):
     gates: list[GateResult] = Field(default=[], description="the gates of --gate, in their order")
     page: str | None = Field(default=None, description="path of the HTML page")
 
+    @property
+    def answerable(self) -> bool:
+        """Whether a rule may name a correction: the log-probabilities are shown to be consistent, and none is a mask's fill."""
+        unfit = self.need == "undecided" and self.proposal is None
+        return self.diagnosis.consistent and self.diagnosis.tells and not unfit
+
 
 def judge(
     name: str,

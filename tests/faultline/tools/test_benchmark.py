@@ -83,7 +83,9 @@ def test_rules_are_scored_by_their_regret():
     fifth. v2 takes the token weight for what stays."""
     rows = ends({CONTROL: 0.7, NONE: 0.35, "mask": 0.6, "token": 0.5, "sequence": 0.4, "geometric": 0.4})
     v2 = {"k3": 1e-3, "persistence": 0.3, "tokens": 10, "short": "token", "long": "none"}
-    found = regrets(rows, "trainer", {"v2": v2, "best": "mask", "scores": {"v2": {"mean": 0.1}}}).set_index("rule")
+    names = ["v2", "best constant", *(f"always {arm}" for arm in ("none", "token", "sequence", "mask", "geometric"))]
+    study = {name: {"mean": 0.1} for name in names}
+    found = regrets(rows, "trainer", {"v2": v2, "best": "mask", "scores": study}).set_index("rule")
     means = found.loc[["always none", "always token", "best constant", "v2"], "mean"]
     assert means.to_list() == pytest.approx([0.5, 0.2, 0.0, 0.2]) and found["study's mean"]["v2"] == 0.1
 

@@ -106,7 +106,7 @@ def test_a_fault_gets_no_arm_and_no_word_on_rules():
 def test_too_few_prompts_get_no_headline_of_a_tested_rule():
     """Without a standard error no rule proposes a correction."""
     few = verdict()
-    few = few.model_copy(update={"diagnosis": few.diagnosis.model_copy(update={"error": None})})
+    few = few.model_copy(update={"diagnosis": few.diagnosis.model_copy(update={"error": None}), "need": "undecided"})
     found = answers(few, ONE_STEP, frozen("best constant"), ["trainer"])
     assert not few.diagnosis.tells and not any(
         terminal.FIXED in line for line in terminal.lines(few.model_copy(update={"deployed": found}))

@@ -416,6 +416,8 @@ def test_the_fill_of_a_mask_is_named_and_changes_no_sign(tmp_path, column, fill)
     assert (verdict.need, verdict.proposal) == ("undecided", None)
     assert verdict.reason.startswith("52 of ") and "log-probability below -1000, a mask's fill" in verdict.reason
     assert "the fill values count" in verdict.limitations[0]
+    (answer,) = answers(verdict, Lasting(None, "one step"), records.verdict(), ["trainer"])
+    assert answer.arm is None and terminal.headline(verdict) == "Undecided whether to correct it."
 
 
 @pytest.mark.usefixtures("no_page")
