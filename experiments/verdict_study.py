@@ -1,8 +1,9 @@
-"""The study of the verdict (docs/decision.md): `python -m experiments.verdict_study list N | verdicts | record | tune | score`.
+"""The study of the verdict (docs/decision.md): `python -m experiments.verdict_study list N | verdicts | record | tune | score | controls`.
 
 list N prints the commands of list N whose runs lack records. verdicts runs `faultline replay` on the first dump of each
 uncorrected run. record adds the ended runs to endpoints.csv and questions.parquet, which outlive the run folders. tune chooses
-the cut-offs for choosing a correction on calibration regimes. score tests them on held-out regimes. All files are below
+the cut-offs for choosing a correction on calibration regimes. score tests them on held-out regimes. controls records runs without
+mismatch that were made again on the machine of the held-out regimes, and prints the costs against these. All files are below
 experiments/study/verdict.
 """
 
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.frames import markdown
 from analysis.load import load
 from analysis.results import Results
 from analysis.statistics.dose import LAST
@@ -481,6 +483,27 @@ def _score(runs: pd.DataFrame, about: pd.DataFrame, parts: Split) -> None:
     publish(FOLDER, *(table.round(4) for table in tables))
 
 
+CONTROLS = "controls"
+"""Name of the sweep, and of the file, with the controls that were made again on the machine of the held-out regimes."""
+
+
+def against(runs: pd.DataFrame, controls: pd.DataFrame) -> pd.DataFrame:
+    """`runs`, with `controls` in place of the runs without mismatch of the same beds (model, task, learning rate, loss)."""
+    return pd.concat([runs[~((runs.source == "exact") & runs.bed.isin(controls.bed))], controls], ignore_index=True)
+
+
+def _controls(runs: pd.DataFrame, parts: Split) -> None:
+    """Print cost, law and forecast of the held-out regimes against the controls that were made again; not planned."""
+    file = FOLDER / f"{CONTROLS}.csv"
+    if (ROOT / CONTROLS).is_dir():
+        endpoints(load(ROOT / CONTROLS)).to_csv(file, index=False)
+    again = against(_of(runs, parts.held_out), pd.read_csv(file, float_precision="round_trip"))
+    fitted, others = costs(_of(runs, parts.calibration), "trainer"), costs(again, "trainer")
+    columns = ["regime", "k3", "cost", "collapsed"]
+    for table in (others[columns].sort_values("cost"), law(fitted, others), forecast(others)):
+        print(markdown(table.round(4)), end="\n\n")
+
+
 def main(words: list[str]) -> None:
     beds = admitted()
     parts = regimes(beds)
@@ -493,6 +516,8 @@ def main(words: list[str]) -> None:
             ask(load(ROOT / SWEEP), _verdicts()).to_csv(FOLDER / "verdicts.csv", index=False)
         case ["record"]:
             _record(load(ROOT / SWEEP))
+        case ["controls"]:
+            _controls(recorded(FOLDER, "python -m experiments.verdict_study record"), parts)
         case ["tune"] | ["score"]:
             runs = recorded(FOLDER, "python -m experiments.verdict_study record")
             about = seen(runs, _verdicts())
@@ -502,7 +527,7 @@ def main(words: list[str]) -> None:
             else:
                 _score(runs, about, parts)
         case _:
-            raise UserError("give list N, verdicts, record, tune or score: python -m experiments.verdict_study list 1")
+            raise UserError("give list N, verdicts, record, tune, score or controls: python -m experiments.verdict_study list 1")
 
 
 if __name__ == "__main__":

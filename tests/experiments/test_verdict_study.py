@@ -20,6 +20,7 @@ from experiments.verdict_study import (
     Cutoffs,
     Seen,
     added,
+    against,
     arm_of,
     arm_of_verdict,
     auc,
@@ -350,3 +351,14 @@ def test_rewards_of_prompts_are_kept(tmp_path, monkeypatch):
 def test_rules_as_they_are_frozen_come_back(tmp_path):
     one = Cutoffs(1e-3, 0.3, 20, "mask", "token")
     assert Cutoffs(**json.loads(json.dumps(asdict(one)))) == one and constant("mask")(Seen(0, 0, 0, "none")) == "mask"
+
+
+def test_controls_made_again_take_the_place_of_their_beds_alone():
+    rows = [("dense", "exact", 0.9), ("moe", "exact", 0.8), ("dense", "int8", 0.7)]
+    runs = pd.DataFrame(rows, columns=["bed", "source", "end"])
+    found = against(runs, pd.DataFrame([("dense", "exact", 0.6)], columns=["bed", "source", "end"]))
+    assert sorted(found.itertuples(index=False, name=None)) == [
+        ("dense", "exact", 0.6),
+        ("dense", "int8", 0.7),
+        ("moe", "exact", 0.8),
+    ]
