@@ -1,4 +1,6 @@
-"""The study of the verdict (docs/decision.md): `python -m experiments.verdict_study list N | verdicts | record | tune | score | controls`.
+"""The study of the verdict (docs/decision.md).
+
+    python -m experiments.verdict_study list N | verdicts | record | tune | score | controls
 
 list N prints the commands of list N whose runs lack records. verdicts runs `faultline replay` on the first dump of each
 uncorrected run. record adds the ended runs to endpoints.csv and questions.parquet, which outlive the run folders. tune chooses
