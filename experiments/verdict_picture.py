@@ -18,7 +18,8 @@ from analysis.figures.style import png, series, subplots
 from analysis.marks import CONTROL as BLACK
 from analysis.marks import NEUTRAL
 from experiments.plan import recorded
-from experiments.verdict_study import FOLDER, POLICIES, costs
+from experiments.regimes import admitted, regimes
+from experiments.verdict_study import FOLDER, POLICIES, own_costs
 from harness.boundary import command
 
 TITLES = {"trainer": "the trainer's weights are deployed", "sampler": "the weights that sample are deployed"}
@@ -64,12 +65,12 @@ def finding(most: Mapping[str, float]) -> str:
     return ", ".join(f"{kind} cost at most {cost:.0%}" for kind, cost in most.items()).capitalize() + " of the gain, in the mean"
 
 
-def cost_figure(runs: pd.DataFrame) -> Figure:
-    """The figure of what a mismatch costs without a correction, by its K3. runs: endpoints.csv."""
+def cost_figure(tables: Mapping[str, pd.DataFrame]) -> Figure:
+    """The figure of what a mismatch costs without a correction, by its K3. tables: `costs` by deployed policy."""
     figure, (axes,) = subplots(1, len(TITLES), 3.4, sharey=True)
     most: dict[str, float] = {}
     for axis, (policy, title) in zip(axes, TITLES.items(), strict=True):
-        table = costs(runs, policy)
+        table = tables[policy]
         source = table.regime.str.partition("/")[2]
         for place, (kind, sources) in enumerate(KINDS.items()):
             mine = table[source.isin(sources)]
@@ -91,9 +92,10 @@ def cost_figure(runs: pd.DataFrame) -> Figure:
 def main() -> None:
     """Draw both figures into docs."""
     runs = recorded(FOLDER, "python -m experiments.verdict_study record")
-    assert set(POLICIES) == set(TITLES)
+    parts = regimes(admitted())
+    tables = {policy: pd.concat(own_costs(runs, parts, policy)) for policy in POLICIES}
     Path("docs/decision.png").write_bytes(png(regret_figure(pd.read_csv(FOLDER / "regrets.csv")), dpi=130))
-    Path("docs/k3.png").write_bytes(png(cost_figure(runs), dpi=130))
+    Path("docs/k3.png").write_bytes(png(cost_figure(tables), dpi=130))
 
 
 if __name__ == "__main__":

@@ -494,13 +494,18 @@ def against(runs: pd.DataFrame, controls: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([runs[~((runs.source == "exact") & runs.bed.isin(controls.bed))], controls], ignore_index=True)
 
 
+def own_costs(runs: pd.DataFrame, parts: Split, policy: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """`costs` of calibration and of held-out regimes, each against controls of the machine that made the regime."""
+    controls = pd.read_csv(FOLDER / f"{CONTROLS}.csv", float_precision="round_trip")
+    again = against(_of(runs, parts.held_out), controls)
+    return costs(_of(runs, parts.calibration), policy), costs(again, policy)
+
+
 def _controls(runs: pd.DataFrame, parts: Split) -> None:
     """Print cost, law and forecast of the held-out regimes against the controls that were made again; not planned."""
-    file = FOLDER / f"{CONTROLS}.csv"
     if (ROOT / CONTROLS).is_dir():
-        endpoints(load(ROOT / CONTROLS)).to_csv(file, index=False)
-    again = against(_of(runs, parts.held_out), pd.read_csv(file, float_precision="round_trip"))
-    fitted, others = costs(_of(runs, parts.calibration), "trainer"), costs(again, "trainer")
+        endpoints(load(ROOT / CONTROLS)).to_csv(FOLDER / f"{CONTROLS}.csv", index=False)
+    fitted, others = own_costs(runs, parts, "trainer")
     columns = ["regime", "k3", "cost", "collapsed"]
     for table in (others[columns].sort_values("cost"), law(fitted, others), forecast(others)):
         print(markdown(table.round(4)), end="\n\n")

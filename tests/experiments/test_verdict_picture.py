@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from experiments.verdict_picture import cost_figure, regret_figure
+from experiments.verdict_study import costs
 
 
 def test_rules_stand_in_the_order_of_the_trainers_loss_beside_their_means():
@@ -27,7 +28,7 @@ def test_a_cost_is_a_share_of_the_controls_gain():
     runs = [run("exact", policy, 0.7, 0.0) for policy in ("trainer", "sampler")]
     runs += [run("int8", policy, 0.6, 1e-3) for policy in ("trainer", "sampler")]
     runs += [run("fixed_0.4", policy, 0.45, 1e-1) for policy in ("trainer", "sampler")]
-    figure = cost_figure(pd.DataFrame(runs))
+    figure = cost_figure({policy: costs(pd.DataFrame(runs), policy) for policy in ("trainer", "sampler")})
     assert figure.get_suptitle() == "Number formats cost at most 20%, synthetic noise cost at most 50% of the gain, in the mean"
     for axis in figure.axes:
         drawn = {line.get_label(): list(line.get_ydata()) for line in axis.lines}
