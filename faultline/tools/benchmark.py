@@ -26,6 +26,8 @@ SWEEP = ("run.sweep=benchmark", "tracking=disabled")
 """Default config overrides of all runs of a benchmark. Overrides on the command line replace them."""
 LAUNCHER = ("hydra/launcher=", "hydra.launcher.", "+hydra.launcher.")
 """Beginnings of command-line words that choose a Hydra launcher and set its keys."""
+APART = "warm starts differ by processor, and a difference in gain of 0.1 may come from that (docs/benchmark.md)"
+"""Consequence of warm starts that another machine has made than those of the recorded runs."""
 SHOWN = 10
 """Number of best recorded losses or corrections in a printed table, besides the user's own, no correction and no mismatch."""
 
@@ -79,12 +81,24 @@ def benchmark_command(
     if missing := needed - set(zip(rows.entry, rows.regime, rows.seed, strict=True)):
         print(f"{len(missing)} of {len(needed)} runs have not ended; the same command goes on", file=sys.stderr)
         return
+    if other := begun_elsewhere(rows, label):
+        print(f"note: {other} runs of {label} began from other weights than {NONE}: {APART}", file=sys.stderr)
     for policy in policies:
         where = f"{policy}'s policy deployed, {len(chosen)} regimes x {len(seeds)} seeds"
         if rules:
             show(f"Regret as a share of the control's gain: {where}", regrets(rows, policy, frozen[policy]))
         else:
             show(f"Gain (none 0, control 1): {where}", table(scores(rows, policy), label, every_row))
+
+
+def begun_elsewhere(rows: pd.DataFrame, label: str) -> int:
+    """Count the runs of the entry `label` whose first reward is not that of the run without correction under the same mismatch.
+
+    Before RL both are rewards of the warm start on the same prompts, so they differ only if the warm starts do.
+    """
+    first = rows[rows.entry == NONE].set_index(["regime", "seed"]).start
+    own = rows[rows.entry == label].set_index(["regime", "seed"]).start
+    return int((own != first.reindex(own.index)).sum())
 
 
 def _regimes(file: Path | None, full: bool) -> Regimes:

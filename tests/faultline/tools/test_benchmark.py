@@ -8,7 +8,7 @@ from experiments.benchmark import of_study, plan, references
 from experiments.regimes import Regime, regimes
 from faultline import records
 from faultline.cli import main
-from faultline.tools.benchmark import own_name, recorded, regrets, table
+from faultline.tools.benchmark import begun_elsewhere, own_name, recorded, regrets, table
 
 INT8 = {"dense/int8": of_study(Regime("dense", "int8"))}
 
@@ -76,6 +76,15 @@ def test_the_table_shows_the_entry_among_the_best():
     mine = short[short[""] == ">>>"].iloc[0]
     assert (mine.entry, mine["gain (95 %)"], mine["P(above none)"]) == ("mine", "-0.25 (-0.25 to -0.25)", "0.00")
     assert mine["worst regime"].startswith("-0.25 in ") and mine.collapses == "0 of 6"
+
+
+def test_runs_from_other_warm_starts_are_counted():
+    """Two regimes, three seeds; in one regime the entry's first reward is not that of the run without a correction."""
+    rows = ends({CONTROL: 0.7, NONE: 0.3, "mine": 0.4})
+    assert begun_elsewhere(rows, "mine") == 0
+    moved = (rows.entry == "mine") & (rows.regime == rows.regime.iloc[0])
+    rows.loc[moved, "start"] += 0.01
+    assert begun_elsewhere(rows, "mine") == moved.sum() > 0
 
 
 def test_rules_are_scored_by_their_regret():
