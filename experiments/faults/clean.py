@@ -34,7 +34,9 @@ STEPS = tuple(range(0, LAST, EVERY))
 MIXTURE = ("model=moe", "rollout/precision=fp8_tensor")
 PRECISIONS = ("fp32", "bf16", "fp16", "fp8_tensor", "fp8_channel", "int8", "nvfp4", "nvfp4_w4a4")
 IN_BF16 = ("actor.dtype=bf16", "actor.scoring=forward", "actor.micro_tokens=400")
-"""Config overrides of a trainer in BF16, whose micro-batches of at most 400 tokens divide the responses to a prompt."""
+"""Config overrides of a trainer in BF16, whose micro-batches of at most 400 tokens divide the responses to a prompt.
+
+On a CPU, a micro-batch's size does not change what PyTorch computes for a response. These runs round in BF16, no more."""
 ARMS: dict[str, tuple[str, ...]] = {
     **{name: (f"rollout/precision={name}",) for name in PRECISIONS},
     "fp8_block": ("rollout/precision=fp8_block", "model.hidden_size=128"),

@@ -1,7 +1,7 @@
 """Real faults in a model: the sampler or the trainer computes wrongly on purpose.
 
 The sampler is in a low precision, so that every fault comes on top of ordinary rounding. The trainer is the fp32
-engine, or in `MicroBatchBed` the BF16 engine.
+engine, or in `MicroBatchBed` a BF16 engine that sums in another order in micro-batches of another size.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from harness.compose import compose
 from harness.config import Config, HubConfig, PrecisionConfig, parse
 from harness.models import device
 from harness.rollouts import Rollout, RolloutEngine, Sampling
+from harness.rollouts.linear import Arithmetic, EngineMatrix
 from harness.rollouts.local import Cache, LocalEngine
 from harness.rollouts.noise import Noise
 from harness.seeding import generator
@@ -31,6 +32,8 @@ FRESH = 0.02
 """Standard deviation of the random weights of a layer that was never loaded: transformers' initializer_range."""
 LARGEST = 16
 """Largest number of responses in a micro-batch of the BF16 trainer."""
+SPLITS = (2, 3, 4)
+"""Numbers of parts in which the BF16 trainer sums the inputs of a linear layer, by the remainder of the micro-batch's size."""
 HOT = 1.5
 """Temperature at which a part of the tokens is drawn under the fault `draft`."""
 
@@ -267,7 +270,11 @@ class Bed:
 
 
 class MicroBatchBed(Bed):
-    """Set-up whose trainer computes in BF16, in micro-batches of 1 to `LARGEST` responses that mix the prompts."""
+    """Set-up whose trainer computes in BF16, in micro-batches of 1 to `LARGEST` responses that mix the prompts.
+
+    The local engine gives a response the same values in every batch, bit for bit. A GPU's kernels do not: they choose by the
+    batch's size in how many parts they sum. So a micro-batch's size sets the number of parts, `SPLITS`.
+    """
 
     trainer_precision = "bf16"
 
@@ -275,10 +282,28 @@ class MicroBatchBed(Bed):
         draws = generator(self.seed, "fault micro-batches")
         order = torch.randperm(len(tokens), generator=draws)
         sizes = torch.randint(1, LARGEST + 1, (len(tokens),), generator=draws)
-        ends = sizes.cumsum(0)
-        parts = [score(engine, prompts[rows], tokens[rows]) for rows in order.tensor_split(ends[ends < len(tokens)])]
+        ends, parts = sizes.cumsum(0), []
+        for rows in order.tensor_split(ends[ends < len(tokens)]):
+            engine._linear = SplitSums(engine.precision, SPLITS[len(rows) % len(SPLITS)]).linear
+            parts.append(score(engine, prompts[rows], tokens[rows]))
         logp, entropy = (torch.cat(columns)[order.argsort()] for columns in zip(*parts, strict=True))
         return logp, entropy
+
+
+class SplitSums(Arithmetic):
+    """Arithmetic whose linear layers sum their inputs in `n` parts, and round each part's sum before they add it.
+
+    PyTorch lets a GPU's BF16 kernels do so by default: torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction.
+    """
+
+    def __init__(self, precision: PrecisionConfig, n: int):
+        super().__init__(precision)
+        self.n = n
+
+    def linear(self, x: Tensor, weight: EngineMatrix) -> Tensor:
+        assert weight.scale is None and weight.bias is None
+        parts = zip(x.tensor_split(self.n, -1), weight.codes.tensor_split(self.n), strict=True)
+        return self.round(torch.stack([self.product(own, None, EngineMatrix(w, None)) for own, w in parts]).sum(0))
 
 
 def formats(precision: str) -> PrecisionConfig:

@@ -27,6 +27,7 @@ def row(fault: str, size: float, kind: str, named: str = "", question: str = "",
 
 def test_a_stopped_record_goes_on_where_it_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "RECORDED", ("vllm-fp16",))
+    monkeypatch.setattr(plan, "EDIT_SEED", 1306)  # of the third record: no planned dump is looked at before its time
     record = tmp_path / "record.csv"
     arguments = program.parsed(["--make", "recorded", "--record", str(record)])
     program.main(arguments)
@@ -208,6 +209,25 @@ def test_the_kinds_of_sound_dumps_are_planned():
     faults = {key.fault for key in keys if key.source == "chain-micro_batches"} - {"clean"}
     assert faults == real.SIZES.keys() - {"bos", "template", "eos", "prompt_in_mask", "top_k"}  # top_k: the middle is 20
     assert not {key.seed for key in keys} & set(plan.SPENT)
+
+
+def test_a_bf16_trainer_gives_equal_responses_other_values_in_other_micro_batches(bed):
+    """The local engine gives a response the same values in every batch. Split sums do not."""
+    other = real.MicroBatchBed(bed.config, 16, seed=1)
+    tokens = bed.honest("bf16").tokens[:1].expand(16, -1)
+    prompts = bed.prompts[:1].expand(16, -1)
+    alone = real.score(other.engine("bf16"), prompts[:1], tokens[:1])[0]
+    whole = real.score(other.engine("bf16"), bed.prompts, torch.cat([tokens[:1], bed.honest("bf16").tokens[1:]]))[0]
+    assert torch.equal(whole[:1], alone)
+    assert len(other.score(other.trainer, prompts, tokens)[0].unique(dim=0)) > 1
+
+
+def test_a_split_sum_rounds_each_part():
+    """BF16 has 8 bits: 1 + 2⁻⁸ lies between 1 and 1 + 2⁻⁷, and rounds to the even 1. So do 1 and the second part's 2⁻⁸."""
+    precision = real.formats("bf16")
+    x, weight = torch.tensor([[1, 2**-8, 2**-8, 0]]), real.EngineMatrix(torch.ones(4, 1), None)
+    assert real.Arithmetic(precision).linear(x, weight).item() == 1 + 2**-7
+    assert [real.SplitSums(precision, n).linear(x, weight).item() for n in (1, 2)] == [1 + 2**-7, 1]
 
 
 def test_a_bf16_trainer_scores_every_response_once_in_its_place(bed):
