@@ -1,4 +1,4 @@
-"""Plan and read the runs of a benchmark: an entry, such as a correction, in several regimes (tasks with a mismatch) and seeds.
+"""Plan, train and read the runs of a benchmark: an entry, such as a correction, in several tasks with a mismatch.
 
 A set of regimes maps a name to config overrides, which choose a bed (model, task, learning rate and loss) and a source of
 mismatch. An entry consists of further overrides. In each regime it is compared with the bed without a correction, and with the
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import hydra
 import pandas as pd
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -22,7 +24,9 @@ from analysis.statistics.benchmark import CONTROL, NONE
 from analysis.statistics.dose import LAST
 from experiments.regimes import STUDIED, Regime
 from harness.arms import flatten
+from harness.boundary import refusing
 from harness.compose import compose
+from harness.conf import MODULE
 from harness.config import Config, parse
 from harness.config.digest import section
 from harness.errors import UserError
@@ -156,6 +160,18 @@ def in_order(runs: Sequence[Planned]) -> list[Planned]:
         met[start] = met.get(start, -1) + 1
         places.append(met[start])
     return [run for _, run in sorted(zip(places, runs, strict=True), key=lambda pair: pair[0])]
+
+
+def train(runs: Sequence[Planned], words: Sequence[str]) -> None:
+    """Run all planned configs as one sweep, by the launcher that `words` choose, on this machine by default."""
+    with refusing(" ".join(words)), hydra.initialize_config_module(MODULE, version_base="1.3"):
+        composed = hydra.compose("config", ["hydra/launcher=local", *words], return_hydra_config=True)
+        launcher = hydra.utils.instantiate(composed.hydra.launcher)
+    distinct = list({run.config.digest: run for run in in_order(runs)}.values())
+    starts = len({run.config.warmstart_digest for run in distinct})
+    print(f"{len(distinct)} runs on {starts} warm starts; each is made once and kept", file=sys.stderr, flush=True)
+    names = [f"{run.entry}, {run.regime}, seed {run.seed}" for run in distinct]
+    launcher.train([run.config for run in distinct], names, extend=True)
 
 
 def ended(runs: Sequence[Planned]) -> pd.DataFrame:

@@ -1,11 +1,11 @@
 """The leaderboard of losses and corrections (docs/benchmark.md).
 
-    python -m experiments.leaderboard quick|record|list|print|rules
+    python -m experiments.leaderboard quick|train|record|print|rules
 
 quick chooses the regimes (each a model, task and mismatch) of the quick benchmark from the records of the study of the verdict.
-record adds the runs of that study and of the sweep `leaderboard` to the records of the package. list prints a command for each
-row that is not recorded. print writes the table and the figure. rules copies the frozen rules for choosing a correction, with
-their scores, into the package.
+train makes the runs of every row in these regimes, as the sweep `leaderboard`; keys of a launcher may follow, and what has ended
+is skipped. record adds them, and the runs of that study in other regimes, to the records of the package. print writes tables and
+the figure. rules copies the frozen rules for choosing a correction, with their scores, into the package.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import pandas as pd
 from algos.registry import LOSSES
 from analysis.statistics.benchmark import CONTROL, NONE, POLICIES, scores
 from analysis.statistics.rules import ARMS
-from experiments.benchmark import SEEDS, Planned, Regimes, ended, of_study, plan, read_regimes
+from experiments.benchmark import SEEDS, Planned, Regimes, ended, of_study, plan, read_regimes, references, train
 from experiments.leaderboard_figure import draw
 from experiments.plan import publish
 from experiments.regimes import STUDIED, Regime, admitted, regimes
 from experiments.verdict_study import ARMS as CORRECTIONS
 from experiments.verdict_study import FOLDER as STUDY
-from experiments.verdict_study import added, claims, gains
+from experiments.verdict_study import claims, gains, matched
 from harness.boundary import command
 from harness.compose import compose
 from harness.conf import CONF
@@ -86,16 +86,13 @@ def presets_alike() -> list[list[str]]:
     return list(alike.values())
 
 
-def missing(known: pd.DataFrame, quick: Regimes) -> list[Row]:
-    """The leaderboard's rows for which the recorded runs `known` lack one of SEEDS under a mismatch of the quick benchmark."""
-    needed = {(regime, seed) for regime in quick for seed in SEEDS}
-    there = {entry: set(zip(part.regime, part.seed, strict=True)) for entry, part in known.groupby("entry")}
-    return [row for row in rows() if not needed <= there.get(row.name, set())]
+def planned(quick: Regimes) -> list[Planned]:
+    """The runs of all rows under each mismatch of the quick benchmark, with those without a correction and without mismatch.
 
-
-def row_command(row: Row) -> str:
-    """The shell command that runs a row of the leaderboard."""
-    return f"faultline benchmark --name '{row.name}' {SWEEP[0]} {' '.join(row.words)} > /dev/null"
+    All are of one sweep: warm starts differ by processor, so the runs of a mismatch should come from one machine.
+    """
+    runs = references(quick, SEEDS, *SWEEP)
+    return runs + [run for row in rows() for run in plan(row.name, row.words, quick, SEEDS, *SWEEP)]
 
 
 # --- the quick set -----------------------------------------------------------------------------------------------------------
@@ -170,12 +167,15 @@ def choose(runs: pd.DataFrame) -> None:
 # --- records -----------------------------------------------------------------------------------------------------------------
 
 
-def of_the_study(runs: pd.DataFrame) -> pd.DataFrame:
-    """Table of benchmark runs with SEEDS from the study of the verdict: its corrections, and no mismatch. runs: its endpoints."""
+def of_the_study(runs: pd.DataFrame, quick: Regimes) -> pd.DataFrame:
+    """Table of benchmark runs with SEEDS from the study of the verdict: its corrections, and no mismatch.
+
+    runs: its endpoints. Mismatches of the quick benchmark are left out: their runs are those of `planned`.
+    """
     wide = runs.pivot(index=["bed", "source", "arm", "seed"], columns="policy", values=["start", "end", "outcome"])
     found = []
     pairs = runs.loc[runs.source != "exact", ["bed", "source"]].drop_duplicates().itertuples(index=False, name=None)
-    for regime in (Regime(*pair) for pair in pairs):
+    for regime in (Regime(*pair) for pair in pairs if str(Regime(*pair)) not in quick):
         arms = [(CONTROL, "exact", NONE, []), *((arm, regime.source, arm, [f"correction={CORRECTIONS[arm]}"]) for arm in ARMS)]
         for arm, source, studied, words in arms:
             entry = CORRECTIONS.get(arm, arm)
@@ -190,26 +190,17 @@ def of_the_study(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _record(runs: pd.DataFrame, quick: Regimes) -> None:
-    """Record runs of sweep `leaderboard` and of the study of the verdict. Held-out regimes are left out before `score`."""
-    parts = regimes(admitted())
-    allowed = {str(regime) for regime in parts.calibration}
-    if (STUDY / "regrets.csv").is_file():
-        allowed |= {str(regime) for regime in parts.held_out}
-    runs = runs[(runs.source == "exact") | (runs.bed + "/" + runs.source).isin(allowed)]
-    more = of_the_study(runs)
-    planned: list[Planned] = [run for row in rows() for run in plan(row.name, row.words, quick, SEEDS, *SWEEP)]
-    if planned and planned[0].config.path.parent.is_dir():
-        more = pd.concat([more, ended(planned)[more.columns]], ignore_index=True)
-    both = added(_known(), more, ["entry", "regime", "seed"])
+    """Record runs of the sweep `leaderboard` and of the study of the verdict."""
+    others = pd.concat([of_the_study(part, quick) for part in matched(runs, regimes(admitted()))], ignore_index=True)
+    sweep = planned(quick)
+    own = ended(sweep)[others.columns] if sweep[0].config.path.parent.is_dir() else others[:0]
+    both = pd.concat([others, own], ignore_index=True).sort_values(["entry", "regime", "seed"])
     both.to_csv(RECORDS / "rows.csv", index=False)
     print(f"{len(both)} runs of {both.entry.nunique()} entries in {RECORDS / 'rows.csv'}")
 
 
 def _known() -> pd.DataFrame:
-    file = RECORDS / "rows.csv"
-    if not file.is_file():
-        return pd.DataFrame(columns=["entry", "regime", "seed"])
-    return pd.read_csv(file, float_precision="round_trip", keep_default_na=False)
+    return pd.read_csv(RECORDS / "rows.csv", float_precision="round_trip", keep_default_na=False)
 
 
 def never_learned(known: pd.DataFrame) -> list[str]:
@@ -218,10 +209,11 @@ def never_learned(known: pd.DataFrame) -> list[str]:
 
 
 def _print(known: pd.DataFrame, quick: Regimes) -> None:
+    """Write the table of the quick set and then that of all regimes, each for both policies, and draw the first."""
     own = known[known.regime.isin(list(quick))]
-    tables = {policy: scores(own, policy) for policy in POLICIES}
+    tables, full = ({policy: scores(runs, policy) for policy in POLICIES} for runs in (own, known))
     FOLDER.mkdir(parents=True, exist_ok=True)
-    publish(FOLDER, *(table.round(3) for table in tables.values()))
+    publish(FOLDER, *(table.round(3) for table in (*tables.values(), *full.values())))
     print(f"\nNever learned in any regime: {', '.join(never_learned(own)) or 'none'}")
     print(draw(tables, len(quick), Path("docs/leaderboard.png")))
 
@@ -271,14 +263,14 @@ def main(words: list[str]) -> None:
             choose(_endpoints())
         case ["record"]:
             _record(_endpoints(), quick)
-        case ["list"]:
-            print("".join(f"{row_command(row)}\n" for row in missing(_known(), quick)), end="")
+        case ["train", *words]:
+            train(planned(quick), words)
         case ["print"]:
             _print(_known(), quick)
         case ["rules"]:
             _rules()
         case _:
-            raise UserError("give quick, record, list, print or rules: python -m experiments.leaderboard list")
+            raise UserError("give quick, train, record, print or rules: python -m experiments.leaderboard train")
 
 
 if __name__ == "__main__":

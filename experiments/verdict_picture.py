@@ -19,7 +19,7 @@ from analysis.marks import CONTROL as BLACK
 from analysis.marks import NEUTRAL
 from experiments.plan import recorded
 from experiments.regimes import admitted, regimes
-from experiments.verdict_study import FOLDER, POLICIES, own_costs
+from experiments.verdict_study import FOLDER, POLICIES, costs, matched
 from harness.boundary import command
 
 TITLES = {"trainer": "the trainer's weights are deployed", "sampler": "the weights that sample are deployed"}
@@ -93,7 +93,7 @@ def main() -> None:
     """Draw both figures into docs."""
     runs = recorded(FOLDER, "python -m experiments.verdict_study record")
     parts = regimes(admitted())
-    tables = {policy: pd.concat(own_costs(runs, parts, policy)) for policy in POLICIES}
+    tables = {policy: pd.concat([costs(part, policy) for part in matched(runs, parts)]) for policy in POLICIES}
     Path("docs/decision.png").write_bytes(png(regret_figure(pd.read_csv(FOLDER / "regrets.csv")), dpi=130))
     Path("docs/k3.png").write_bytes(png(cost_figure(tables), dpi=130))
 

@@ -494,18 +494,17 @@ def against(runs: pd.DataFrame, controls: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([runs[~((runs.source == "exact") & runs.bed.isin(controls.bed))], controls], ignore_index=True)
 
 
-def own_costs(runs: pd.DataFrame, parts: Split, policy: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """`costs` of calibration and of held-out regimes, each against controls of the machine that made the regime."""
+def matched(runs: pd.DataFrame, parts: Split) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Runs of calibration and of held-out regimes, each with controls of the machine that made the regime."""
     controls = pd.read_csv(FOLDER / f"{CONTROLS}.csv", float_precision="round_trip")
-    again = against(_of(runs, parts.held_out), controls)
-    return costs(_of(runs, parts.calibration), policy), costs(again, policy)
+    return _of(runs, parts.calibration), against(_of(runs, parts.held_out), controls)
 
 
 def _controls(runs: pd.DataFrame, parts: Split) -> None:
     """Print cost, law and forecast of the held-out regimes against the controls that were made again; not planned."""
     if (ROOT / CONTROLS).is_dir():
         endpoints(load(ROOT / CONTROLS)).to_csv(FOLDER / f"{CONTROLS}.csv", index=False)
-    fitted, others = own_costs(runs, parts, "trainer")
+    fitted, others = (costs(part, "trainer") for part in matched(runs, parts))
     columns = ["regime", "k3", "cost", "collapsed"]
     for table in (others[columns].sort_values("cost"), law(fitted, others), forecast(others)):
         print(markdown(table.round(4)), end="\n\n")

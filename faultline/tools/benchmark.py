@@ -6,19 +6,16 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-import hydra
 import numpy as np
 import pandas as pd
 
 from analysis.frames import show
 from analysis.statistics.benchmark import CONTROL, NONE, POLICIES, scores
 from analysis.statistics.rules import ARMS, Cutoffs, Rule, Seen, constant, regret
-from experiments.benchmark import SEEDS, Planned, Regimes, ended, in_order, of_study, plan, read_regimes, references
+from experiments.benchmark import SEEDS, Planned, Regimes, ended, of_study, plan, read_regimes, references, train
 from experiments.regimes import STUDIED, regimes
 from experiments.verdict_study import ARMS as CORRECTIONS
 from faultline import records
-from harness.boundary import refusing
-from harness.conf import MODULE
 from harness.config import OPERATION
 from harness.errors import UserError
 
@@ -26,8 +23,6 @@ SWEEP = ("run.sweep=benchmark", "tracking=disabled")
 """Default config overrides of all runs of a benchmark. Overrides on the command line replace them."""
 LAUNCHER = ("hydra/launcher=", "hydra.launcher.", "+hydra.launcher.")
 """Beginnings of command-line words that choose a Hydra launcher and set its keys."""
-APART = "warm starts differ by processor, and a difference in gain of 0.1 may come from that (docs/benchmark.md)"
-"""Consequence of warm starts that another machine has made than those of the recorded runs."""
 SHOWN = 10
 """Number of best recorded losses or corrections in a printed table, besides the user's own, no correction and no mismatch."""
 
@@ -45,7 +40,8 @@ def benchmark_command(
 ) -> None:
     """Train an entry (a loss, advantage or correction) in setups with a rollout mismatch (regimes), and print its scores.
 
-    Runs without a correction and runs without mismatch are added if not on record. Runs that ended earlier are skipped.
+    Runs without a correction and runs without mismatch are trained too, because warm starts differ by processor: an entry is
+    scored against those of its own machine, and a recorded entry against recorded ones. Runs that ended earlier are skipped.
     words: overrides of the entry, see `experiments.benchmark.overrides`, keys of a launcher, and keys of OPERATION for all runs.
     name: label of the entry, by default its words. file: a set of regimes in place of the quick set; full: all regimes of
     docs/decision.md. rules: score the frozen rules that choose a correction, in place of an entry. deploy: the policy to
@@ -57,48 +53,40 @@ def benchmark_command(
     own = [word for word in words if word not in (*launcher, *settings)]
     if rules == bool(own):
         raise UserError("give an entry, as correction=icepop, or --rules for the frozen rules of the verdict; not both")
+    label = name or " ".join(own)
+    if label in (NONE, CONTROL):
+        raise UserError(f"--name {label}: the name of a reference; give another")
     frozen = records.verdict()
     chosen = _regimes(file, full)
     seeds = seeds or (STUDIED if rules else SEEDS)
     policies = POLICIES if deploy is None else (deploy,)
-    label = name or " ".join(own)
+    arms = [(arm, [f"correction={CORRECTIONS[arm]}"]) for arm in ARMS if arm != NONE] if rules else [(label, own)]
     runs = references(chosen, seeds, *settings)
-    if rules:
-        arms = [(arm, [f"correction={CORRECTIONS[arm]}"]) for arm in ARMS if arm != NONE]
-        runs += [run for arm, given in arms for run in plan(arm, given, chosen, seeds, *settings)]
-        known = pd.DataFrame(columns=list(records.COLUMNS))  # a rule needs what no record has: K3, persistence and length
-    else:
-        if label in (NONE, CONTROL):
-            raise UserError(f"--name {label}: the name of a reference; give another")
-        runs += plan(label, own, chosen, seeds, *settings)
-        known = recorded(records.rows(), runs)
-        own_name(label, known, runs)
-    _train([run for run in runs if run.config.digest not in set(known.digest) or run.entry == label], launcher)
+    runs += [run for entry, given in arms for run in plan(entry, given, chosen, seeds, *settings)]
+    known = recorded(records.rows(), runs)
+    own_name(label, known, runs)
+    train(runs, launcher)
     rows = ended(runs)
-    known = known[~known.digest.isin(rows.digest)]
-    rows = pd.concat([known, rows], ignore_index=True) if len(known) else rows
     needed = {(run.entry, run.regime, run.seed) for run in runs}
     if missing := needed - set(zip(rows.entry, rows.regime, rows.seed, strict=True)):
         print(f"{len(missing)} of {len(needed)} runs have not ended; the same command goes on", file=sys.stderr)
         return
-    if other := begun_elsewhere(rows, label):
-        print(f"note: {other} runs of {label} began from other weights than {NONE}: {APART}", file=sys.stderr)
     for policy in policies:
         where = f"{policy}'s policy deployed, {len(chosen)} regimes x {len(seeds)} seeds"
         if rules:
             show(f"Regret as a share of the control's gain: {where}", regrets(rows, policy, frozen[policy]))
         else:
-            show(f"Gain (none 0, control 1): {where}", table(scores(rows, policy), label, every_row))
+            show(f"Gain (none 0, control 1): {where}", table(beside(rows, known, policy), label, every_row))
 
 
-def begun_elsewhere(rows: pd.DataFrame, label: str) -> int:
-    """Count the runs of the entry `label` whose first reward is not that of the run without correction under the same mismatch.
+def beside(rows: pd.DataFrame, known: pd.DataFrame, policy: str) -> pd.DataFrame:
+    """Scores of all entries for a deployed policy, best first: those of `rows`, and of recorded runs `known` for other entries.
 
-    Before RL both are rewards of the warm start on the same prompts, so they differ only if the warm starts do.
+    Each table is scored by its own runs without a correction and without mismatch.
     """
-    first = rows[rows.entry == NONE].set_index(["regime", "seed"]).start
-    own = rows[rows.entry == label].set_index(["regime", "seed"]).start
-    return int((own != first.reindex(own.index)).sum())
+    found = [scores(runs, policy) for runs in (rows, known) if len(runs)]
+    both = pd.concat(found, ignore_index=True).drop_duplicates("entry")
+    return both.sort_values("gain", ascending=False, ignore_index=True)
 
 
 def _regimes(file: Path | None, full: bool) -> Regimes:
@@ -124,18 +112,6 @@ def own_name(label: str, known: pd.DataFrame, runs: Sequence[Planned]) -> None:
     planned = {run.config.digest for run in runs if run.entry == label}
     if not set(known[known.entry == label].digest) <= planned:
         raise UserError(f"{label}: the name of a recorded entry with another config; give --name NAME with a name of its own")
-
-
-def _train(runs: Sequence[Planned], words: Sequence[str]) -> None:
-    """Run all planned configs as one sweep, by the launcher that `words` choose, on this machine by default."""
-    with refusing(" ".join(words)), hydra.initialize_config_module(MODULE, version_base="1.3"):
-        composed = hydra.compose("config", ["hydra/launcher=local", *words], return_hydra_config=True)
-        launcher = hydra.utils.instantiate(composed.hydra.launcher)
-    distinct = list({run.config.digest: run for run in in_order(runs)}.values())
-    starts = len({run.config.warmstart_digest for run in distinct})
-    print(f"{len(distinct)} runs on {starts} warm starts; each is made once and kept", file=sys.stderr, flush=True)
-    names = [f"{run.entry}, {run.regime}, seed {run.seed}" for run in distinct]
-    launcher.train([run.config for run in distinct], names, extend=True)
 
 
 def table(found: pd.DataFrame, label: str, every_row: bool) -> pd.DataFrame:

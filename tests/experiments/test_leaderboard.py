@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from algos.registry import LOSSES
+from experiments import leaderboard
 from experiments.benchmark import SEEDS, of_study
 from experiments.leaderboard import (
     BUDGET,
@@ -13,10 +14,8 @@ from experiments.leaderboard import (
     RECOMMENDED,
     best_set,
     cost,
-    missing,
     never_learned,
     of_the_study,
-    row_command,
     rows,
     scored,
     separation,
@@ -43,14 +42,11 @@ def test_every_loss_and_every_distinct_correction_has_one_row(listed):
     assert next(row for row in listed if row.name == "loss gspo").words == ["loss=gspo", "reduce=seq_mean_token_mean"]
 
 
-def test_a_row_is_listed_until_all_its_runs_are_recorded(listed):
-    quick = {"a": [], "b": []}
-    runs = [("icepop", regime, seed) for regime in quick for seed in SEEDS]
-    known = pd.DataFrame(runs, columns=["entry", "regime", "seed"])
-    assert "icepop" not in {row.name for row in missing(known, quick)}
-    assert "icepop" in {row.name for row in missing(known[1:], quick)}
-    command = row_command(next(row for row in listed if row.name == "icepop"))
-    assert command == "faultline benchmark --name 'icepop' run.sweep=leaderboard correction=icepop > /dev/null"
+def test_every_row_and_both_references_are_planned_in_one_sweep(listed, monkeypatch):
+    monkeypatch.setattr(leaderboard, "rows", lambda: [row for row in listed if row.name in ("icepop", "loss gspo")])
+    runs = leaderboard.planned({"dense/int8": of_study(Regime("dense", "int8"))})
+    assert {run.config.path.parent.name for run in runs} == {"leaderboard"}
+    assert sorted({run.entry for run in runs}) == ["control", "icepop", "loss gspo", "none"] and len(runs) == 4 * len(SEEDS)
 
 
 def test_separation_is_the_variance_of_arms_beyond_that_of_seeds():
@@ -103,11 +99,12 @@ def test_the_set_is_the_best_that_its_minutes_allow():
 
 def test_the_studys_runs_are_rows_of_the_benchmark():
     """Six entries with three seeds; the control is that of the bed, and a digest is that of the run."""
-    found = of_the_study(endpoints(INT8))
+    found = of_the_study(endpoints(INT8), {})
     assert len(found) == 6 * 3 and set(found.entry) == {"none", "control", *(ARMS[arm] for arm in ARMS if arm != "none")}
     control = found[(found.entry == "control") & (found.seed == 71)].iloc[0]
     config = parse(compose("+regime/bed=dense", "+regime/source=exact", "correction=none", "seed=71"))
     assert (control.regime, control.trainer, control.start, control.digest) == ("dense/int8", 0.7, 0.2, config.digest)
+    assert of_the_study(endpoints(INT8), {"dense/int8": []}).empty  # the quick set's runs are of one machine, and not the study's
     assert of_study(Regime("dense", "int8")) == ["+regime/bed=dense", "+regime/source=int8"]
 
 

@@ -8,7 +8,7 @@ from experiments.benchmark import of_study, plan, references
 from experiments.regimes import Regime, regimes
 from faultline import records
 from faultline.cli import main
-from faultline.tools.benchmark import begun_elsewhere, own_name, recorded, regrets, table
+from faultline.tools.benchmark import beside, own_name, recorded, regrets, table
 
 INT8 = {"dense/int8": of_study(Regime("dense", "int8"))}
 
@@ -78,13 +78,12 @@ def test_the_table_shows_the_entry_among_the_best():
     assert mine["worst regime"].startswith("-0.25 in ") and mine.collapses == "0 of 6"
 
 
-def test_runs_from_other_warm_starts_are_counted():
-    """Two regimes, three seeds; in one regime the entry's first reward is not that of the run without a correction."""
-    rows = ends({CONTROL: 0.7, NONE: 0.3, "mine": 0.4})
-    assert begun_elsewhere(rows, "mine") == 0
-    moved = (rows.entry == "mine") & (rows.regime == rows.regime.iloc[0])
-    rows.loc[moved, "start"] += 0.01
-    assert begun_elsewhere(rows, "mine") == moved.sum() > 0
+def test_an_entry_is_scored_by_the_references_of_its_own_machine():
+    """The control gains 0.5 in both tables. Here `none` ends at 0.4, so 0.55 gains half; so does the recorded 0.5."""
+    own, known = ends({CONTROL: 0.7, NONE: 0.4, "mine": 0.55}), ends({CONTROL: 0.7, NONE: 0.3, "other": 0.5, "mine": 0.7})
+    found = beside(own, known, "trainer").set_index("entry")
+    assert found.gain.to_dict() == pytest.approx({CONTROL: 1.0, "mine": 0.5, "other": 0.5, NONE: 0.0})
+    assert beside(own, known[:0], "trainer").entry.to_list() == [CONTROL, "mine", NONE]
 
 
 def test_rules_are_scored_by_their_regret():
