@@ -26,7 +26,7 @@ from experiments.regimes import STUDIED, Regime
 from harness.arms import flatten
 from harness.boundary import refusing
 from harness.compose import compose
-from harness.conf import MODULE
+from harness.conf import CONF, MODULE
 from harness.config import Config, parse
 from harness.config.digest import section
 from harness.errors import UserError
@@ -101,8 +101,20 @@ def overrides(words: Sequence[str]) -> list[str]:
         else:
             if value and OverridesParser.create().parse_override(word).is_sweep_override():
                 raise UserError(f"{word}: several values; a benchmark takes one entry a command")
-            found.append(word)
+            found += [word, *_brought(group, value, words)]
     return found
+
+
+def _brought(group: str, value: str, words: Sequence[str]) -> list[str]:
+    """Overrides for the groups that the option `group=value` chooses itself, as verl's presets their loss, unless in `words`.
+
+    A regime chooses a loss too, and its choice would win.
+    """
+    file = CONF / group / f"{value}.yaml"
+    chosen = read_yaml(file).get("defaults", []) if group in PLAIN and file.is_file() else []
+    given = {word.partition("=")[0] for word in words}
+    pairs = [(key.rpartition("/")[2], option) for entry in chosen if isinstance(entry, dict) for key, option in entry.items()]
+    return [f"{other}={option}" for other, option in pairs if other not in given]
 
 
 def _from_file(file: Path, group: str) -> list[str]:

@@ -54,6 +54,8 @@ RECOMMENDED = {name: [f"loss={name}"] for name in LOSSES.names()} | {
     **{name: [f"loss={name}", SEQUENCES] for name in ("ctpo", "gmpo", "gspo", "luspo", "sapo")},
 }
 """Config overrides of each loss with its own recommended settings, those of experiments/PAPERS.md."""
+NEEDED = {"slime/opsm": ["loss=ppo"]}
+"""Further overrides of a correction preset that a loss of a regime would refuse: slime's loss is PPO's, with this anchor."""
 
 
 class Row(NamedTuple):
@@ -70,7 +72,8 @@ class Row(NamedTuple):
 def rows() -> list[Row]:
     """Rows of the leaderboard: every registered loss, then every distinct correction. Presets with equal settings share a row."""
     losses = [Row(f"loss {name}", words, []) for name, words in RECOMMENDED.items()]
-    return losses + [Row(first, [f"correction={first}"], others) for first, *others in presets_alike() if first != NONE]
+    alike = [group for group in presets_alike() if group[0] != NONE]
+    return losses + [Row(first, [f"correction={first}", *NEEDED.get(first, [])], others) for first, *others in alike]
 
 
 def presets_alike() -> list[list[str]]:
