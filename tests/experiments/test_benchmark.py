@@ -140,5 +140,5 @@ def test_a_preset_brings_its_loss_into_a_regime_that_has_another():
     """verl's bypass trains PPO with its dual clip; the bed `dense` has a policy gradient, which refuses `dual_clip`."""
     regimes = {"dense/int8": of_study(Regime("dense", "int8"))}
     (run,) = plan("verl", ["correction=verl/bypass_ppo_clip"], regimes, [71])
-    assert run.config.loss.name == "ppo" and (run.config.loss.model_extra or {}) == {"dual_clip": 3.0}
+    assert run.config.loss.name == "ppo" and run.config.loss.params["dual_clip"] == 3.0
     assert overrides(["correction=verl/bypass_ppo_clip", "loss=gspo"]) == ["correction=verl/bypass_ppo_clip", "loss=gspo"]
