@@ -87,12 +87,12 @@ def test_regimes_are_chosen_on_seeds_that_the_benchmark_does_not_score():
 
 
 def test_the_set_is_the_best_that_its_minutes_allow():
-    """Three seeds of one long warm start and a run each: alone it fits. Beds of one kind share their warm starts."""
-    assert cost(("dense/a", "ppo/b")) == 3 * (COSTS["dense"][0] + 2 * COSTS["dense"][1])
-    assert cost(("dense/a", "moe/b")) == 3 * (sum(COSTS["dense"]) + sum(COSTS["moe"]))
+    """Three seeds of one long warm start and three entries' runs: two fit. Beds of one kind share their warm starts."""
+    start, run = COSTS["dense"]
+    assert cost(("dense/a", "ppo/b")) == 3 * (start + 2 * 3 * run) <= BUDGET
+    assert cost(("dense/a", "moe/b")) == 3 * (start + 3 * run + COSTS["moe"][0] + 3 * COSTS["moe"][1])
     found = pd.Series({f"ppo/{i}": 0.1 + i / 100 for i in range(8)} | {"dense/flat": 0.0})
-    assert best_set(found) == [f"ppo/{i}" for i in (7, 6, 5, 4, 3, 2)] and MOST == 6
-    assert cost(tuple(f"ppo/{i}" for i in range(6))) <= BUDGET
+    assert best_set(found) == ["ppo/7", "ppo/6"] and MOST >= 2
     every = pd.Series({"dense/a": 0.1, "moe/b": 0.1, "long20/c": 0.15, "long32/d": 0.1})
     assert cost(tuple(every.index)) > BUDGET >= cost(tuple(best_set(every)))
 
