@@ -83,6 +83,7 @@ def filters(draw):
     return Reject(level, statistic, None, draw(st.sampled_from([0.02, 0.3])) + (statistic == "mult_error"), when)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(batch=oracles.batches(), weight=weights(), data=st.data(), normalize=st.sampled_from(["none", "batch"]))
 def test_corrections(batch, weight, data, normalize):

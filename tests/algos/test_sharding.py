@@ -122,6 +122,7 @@ def assert_same(whole, split, probabilities):
             close(split[name], value)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(batch=oracles.batches(rows=40, columns=5), cuts=st.lists(st.integers(0, 40), max_size=4), data=st.data())
 def test_diagnostics(batch, cuts, data):

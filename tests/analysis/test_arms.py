@@ -48,6 +48,7 @@ def grid(root):
     return {config.digest: config for config in configs}
 
 
+@pytest.mark.slow
 def test_launcher_ledger_report_and_frames_give_one_name(tmp_path, capsys):
     """A grid with a preset correction, a threshold, staleness and noise. Filters of a preset name no key: the level tells it."""
     runs = grid(tmp_path)

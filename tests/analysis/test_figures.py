@@ -135,6 +135,7 @@ def test_every_dash_of_a_legend_shows_its_gap():
     assert legend.handlelength * legend.prop.get_size() >= 2 * longest * legend.legend_handles[0].get_linewidth() == 32
 
 
+@pytest.mark.slow
 def test_a_caption_names_what_is_drawn_and_nothing_else(tmp_path):
     """Without a collapse, a correction or a control; then with all of them, and with a run that never learned."""
     for loss in ("ppo", "pg"):

@@ -265,6 +265,7 @@ def test_an_empty_sweep(tmp_path):
         load(tmp_path)
 
 
+@pytest.mark.slow
 def test_reading_never_imports_torch(sweep):
     read = f"from analysis.load import load; import analysis.report; load({str(sweep)!r})"
     code = f"import sys; {read}; print('torch' in sys.modules, 'wandb' in sys.modules)"

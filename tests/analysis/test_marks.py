@@ -122,6 +122,7 @@ def test_sources_that_share_a_hue_have_another_marker():
     assert all(found.sources[name] == found.arms[f"{name} none"] for name in noises)
 
 
+@pytest.mark.slow
 def test_an_arm_looks_alike_in_two_figures_the_table_and_watch(tmp_path):
     folder = sweep(tmp_path / "s")
     results = load(folder)
@@ -158,6 +159,7 @@ def test_the_control_is_black(tmp_path):
         assert len(drawn) == 2 and {to_hex(line.get_color()) for line in drawn} == {CONTROL}
 
 
+@pytest.mark.slow
 def test_below_ten_collapses_nothing_is_drawn_of_them(tmp_path):
     """Nine collapses, then ten."""
     names = ("survival", "forest", "dose", "aligned", "lead")

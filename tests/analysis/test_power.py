@@ -14,6 +14,7 @@ def sweep(tmp_path_factory):
     return study(tmp_path_factory.mktemp("sweeps") / "study")
 
 
+@pytest.mark.slow
 def test_the_plan_takes_the_control_alone(sweep, capsys):
     table = plan(sweep, difference=0.1, margin=0.05, power=0.8)
     assert list(table.columns) == [

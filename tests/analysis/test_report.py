@@ -270,6 +270,7 @@ def test_a_crowded_page_is_legible(crowded, tmp_path, sweep, width, scheme):
     legible(crowded[sweep], tmp_path, width, scheme)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_an_uneven_sweep_is_told_of_and_not_averaged_away(tmp_path):
     for seed in (0, 1):

@@ -17,6 +17,7 @@ from harness.collapse import detect
 from tests.analysis.synthetic import FP8, FP32, write
 
 
+@pytest.mark.slow
 def test_the_answer_counts_what_was_put_into_the_sweep(made):
     text = (made[0] / "report.md").read_text()
     for expected in (

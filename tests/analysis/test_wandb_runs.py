@@ -56,6 +56,7 @@ def same(one, other):
         pd.testing.assert_frame_equal(left, right, check_exact=True, check_categorical=False)
 
 
+@pytest.mark.slow
 def test_offline_files_give_the_frames_of_the_folders(sweep):
     offline = load(f"wandb-offline:{sweep}")
     same(load(sweep), offline)

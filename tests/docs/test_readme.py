@@ -48,6 +48,7 @@ def verdict():
     return replayed()
 
 
+@pytest.mark.slow
 def test_the_first_block_is_the_faulty_example():
     printed = replayed("raw", code=3)
     assert blocks("text")[0].startswith(printed[0]) and "VERDICT  No correction is proposed." in printed
@@ -55,6 +56,7 @@ def test_the_first_block_is_the_faulty_example():
     assert all(line == "..." or line in rest for line in blocks("text")[0].splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md", "docs/replay.md"])
 def test_the_shown_lines_are_the_real_output_in_its_order(verdict, page):
     """A block that begins with the verdict's first line has its lines in its order; "..." stands for some that are left out."""
@@ -65,6 +67,7 @@ def test_the_shown_lines_are_the_real_output_in_its_order(verdict, page):
         assert line == "..." or line.startswith("Page: ") or line in printed, f"not printed there: {line}"
 
 
+@pytest.mark.slow
 def test_the_snippet_prints_what_its_comment_says(tmp_path):
     """ρ is e¹ and e⁰, and the cap is 2."""
     (snippet,) = blocks("python")
@@ -104,6 +107,7 @@ def test_its_one_picture_has_the_finding_as_its_title():
     assert file == "docs/replay.png" and f"\n**{title}.**" in README
 
 
+@pytest.mark.slow
 def test_the_finding_is_what_replay_prints(verdict):
     """Four filters keep less than a quarter of the FP8 batch, and verl's band 11 % of the BF16 batch."""
     few = sorted(int(share) for line in verdict for share in re.findall(r"\s(\d+)%  0\.", line) if int(share) < 25)

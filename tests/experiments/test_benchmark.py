@@ -16,6 +16,7 @@ from harness.run.folder import RunFolder
 INT8 = {"dense/int8": of_study(Regime("dense", "int8"))}
 
 
+@pytest.mark.slow
 def test_the_references_are_the_studys_own_runs():
     """Without a correction, and as a control, every calibration regime has the digest of the study's run: it is one run."""
     parts = regimes().calibration

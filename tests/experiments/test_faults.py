@@ -25,6 +25,7 @@ def row(fault: str, size: float, kind: str, named: str = "", question: str = "",
     return f"chain,{fault},{size:g},bf16,{seed},256,2560,{kind},{named},{question},1,0.1,0,0,0.1,consistent,,,consistent,,"
 
 
+@pytest.mark.slow
 def test_a_stopped_record_goes_on_where_it_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "RECORDED", ("vllm-fp16",))
     monkeypatch.setattr(plan, "EDIT_SEED", 1306)  # of the third record: no planned dump is looked at before its time

@@ -97,6 +97,7 @@ def test_the_set_is_the_best_that_its_minutes_allow():
     assert cost(tuple(every.index)) > BUDGET >= cost(tuple(best_set(every)))
 
 
+@pytest.mark.slow
 def test_the_studys_runs_are_rows_of_the_benchmark():
     """Six entries with three seeds; the control is that of the bed, and a digest is that of the run."""
     found = of_the_study(endpoints(INT8), {})

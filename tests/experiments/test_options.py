@@ -7,6 +7,7 @@ import pytest
 from experiments import options
 
 
+@pytest.mark.slow
 def test_the_page_is_what_the_command_prints():
     assert Path("docs/options.md").read_text() == options.page(), "run python -m experiments.options > docs/options.md"
 

@@ -36,6 +36,7 @@ def test_every_bed_and_source_has_a_file_and_no_file_is_left_over():
     assert {path.stem for path in CONF.glob("source/*.yaml")} == {*PLANNED, "exact", *SOURCES}
 
 
+@pytest.mark.slow
 def test_every_regime_makes_a_config_that_a_run_accepts_and_is_known_again():
     digests = set()
     for regime in (*regimes().calibration, *regimes().held_out):

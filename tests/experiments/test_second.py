@@ -172,6 +172,7 @@ def test_a_correction_of_the_exact_control_is_held_against_it_seed_by_seed():
     assert list(found.runs) == [2, 1] and list(found["largest difference"]) == pytest.approx([0.01, 0.0])
 
 
+@pytest.mark.slow
 def test_recorded_rows_stay_and_new_runs_join_them(tmp_path, capsys):
     """The first sweep's rows are read from the file when the second is added, and its runs are not asked for again."""
     for seed in range(40, 48):
@@ -208,6 +209,7 @@ def test_a_folder_without_runs_is_refused_in_one_line(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_the_recorded_tables(tmp_path):
     """655 endpoints give table.md to the last digit, and stay as they are."""
     study = Path(__file__).parents[2] / "experiments/study/second"

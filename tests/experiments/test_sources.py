@@ -31,6 +31,7 @@ def test_the_lists_have_every_source_on_both_beds_and_leave_out_what_is_done():
         commands(4, CHOSEN)
 
 
+@pytest.mark.slow
 def test_every_regime_is_a_run_of_its_own_that_can_start():
     known = names([110])
     assert len(known) == len(BEDS) * (1 + len(MAPPED)) == 50  # no two sources are one config

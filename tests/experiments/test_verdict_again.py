@@ -118,6 +118,7 @@ def test_both_choose_the_recorded_rules(calibration, policy):
     assert {"v2": asdict(GRID[place]), "best": best} == RULES[policy]
 
 
+@pytest.mark.slow
 def test_both_find_the_same_regrets_of_the_calibration_regimes(calibration):
     """Ends are multiples of 1/1200, so two arms can be equally good on two seeds. Then either is the best arm."""
     check_regrets(ours(calibration), theirs(calibration))
@@ -153,6 +154,7 @@ SCORED = ["made up", "recorded"] if (FOLDER / "regrets.csv").is_file() else ["ma
 """Records that `python -m experiments.verdict_study score` has scored: those of the study once its held-out regimes are."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SCORED)
 def test_the_written_tables_are_those_of_a_second_scoring(kind, tmp_path, monkeypatch):
     folder = FOLDER

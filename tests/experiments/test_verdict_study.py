@@ -141,6 +141,7 @@ def test_v2_asks_for_size_persistence_and_length():
     assert [rule(seen) for seen in given] == ["none", "none", "sequence", "token"]
 
 
+@pytest.mark.slow
 def test_tuning_finds_the_length_that_tells_two_levels_apart():
     """Ten tokens want the sequence weight and 32 the token weight; no constant and no other cut-off has both."""
     long = {("long32", "exact", "none"): 0.8}
@@ -255,6 +256,7 @@ METRICS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_endpoints_of_runs(tmp_path):
     """The end is the mean of the last three of five evaluations; the mismatch is that of the first twenty steps alone."""
     rewards = [0.2, 0.4, 0.6, 0.7, 0.8]

@@ -40,6 +40,7 @@ def test_importing_costs_nothing_heavy(code):
     assert imported_by(code) == ""
 
 
+@pytest.mark.slow
 def test_torch_comes_with_the_first_function_that_needs_it():
     assert "torch" in imported_by("import faultline; faultline.correct").split()
 
@@ -168,6 +169,7 @@ faultline.correct(correction="icepop", logp_old=[[-1.0]], logp_rollout=[[-1.0]])
     return done.returncode, (done.stderr.strip().splitlines() or [""])[-1]
 
 
+@pytest.mark.slow
 def test_a_working_folder_has_packages_of_the_same_names(tmp_path):
     """Both programs import their own modules; a package without an installed finder, as of a wheel."""
     assert in_a_folder_with(tmp_path, "harness.mine", "analysis.plots", "experiments.first") == (0, "")

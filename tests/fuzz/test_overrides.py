@@ -59,6 +59,7 @@ def test_every_override_is_refused_by_key_or_makes_a_sound_config():
     assert not wrong, f"{len(wrong)} of {COUNT}:\n{listed}"
 
 
+@pytest.mark.slow
 def test_the_cases_are_the_same_each_time_and_some_are_accepted():
     """A fuzzer whose cases are all refused at the first key checks nothing behind it."""
     first = list(overrides.cases(SEED, 100))

@@ -68,6 +68,7 @@ def test_yaml_reads_what_json_writes(tree):
 THEIRS = sorted({*paths(VERL), *paths(SKYRL), *paths(TRL), "algorithm", "trainer", "epsilon"})
 
 
+@pytest.mark.slow
 @FIXED
 @given(st.dictionaries(st.sampled_from(THEIRS), trees, max_size=6) | trees)
 def test_import_config(tree):
@@ -81,12 +82,14 @@ CORRECTION = ["weight", "reject", "ratio", "normalize", "correction", "proximal"
 SECTIONS = ["seed", "task", "model", "loss", "correction", "collapse", "rollout", "kl", "x"]
 
 
+@pytest.mark.slow
 @FIXED
 @given(st.dictionaries(st.sampled_from(CORRECTION), trees, max_size=5))
 def test_presets(tree):
     in_file("a.yaml", json.dumps(tree).encode(), lambda path: presets([str(path)]))
 
 
+@pytest.mark.slow
 @FIXED
 @given(st.dictionaries(st.sampled_from(SECTIONS), trees, max_size=9))
 def test_a_recorded_config(tree):

@@ -111,6 +111,7 @@ def test_the_head_takes_a_chunk_and_its_gradient(config, measured, dtype, coeff,
     assert 0.95 * peak < added < 1.2 * peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp8_tensor"])
 def test_the_embedded_engine(config, precision):
     """Its weights to 1 %, the scales of a format. Loading to 15 %: a matrix that is being cast, large beside so small a model."""

@@ -98,6 +98,7 @@ def sweep(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_known_curve_comes_back_from_the_run_folders(sweep):
     """0.05 is lost at √K3 = 0.05/c: K3 0.01 of c 0.5, 0.0625 of 0.2, and of 0.1 at K3 0.25, above the largest, 0.16."""
     results = load(sweep)
@@ -147,6 +148,7 @@ def test_the_figure_places_a_precision_beside_the_noise_that_persists_as_it_does
     assert legend[:4] == ["control", "control − 0.05", "fit to the arms", "fit without a correction"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_too_few_doses_are_listed_with_the_reason(tmp_path, sweep):
     few = tmp_path / "few"
@@ -162,6 +164,7 @@ def test_too_few_doses_are_listed_with_the_reason(tmp_path, sweep):
     assert "too few doses" in page
 
 
+@pytest.mark.slow
 def test_without_noise_or_control_there_is_no_dose(tmp_path):
     for precision in (FP32, FP8):
         write(tmp_path, precision)

@@ -37,6 +37,7 @@ def test_a_recorded_name_with_another_config_is_not_taken():
     assert list(recorded(records.rows()[:0], runs)) == list(records.COLUMNS)
 
 
+@pytest.mark.slow
 def test_an_entry_with_the_name_of_another_recorded_one_is_refused_before_any_run(monkeypatch, tmp_path, capsys):
     """The record has `icepop` of another config in this regime. With the config of the record it is the same row."""
     same = plan("icepop", ["correction=icepop"], INT8, [70])

@@ -39,6 +39,7 @@ def test_an_old_file_is_the_config_that_is_composed_today():
     assert parse_recorded(DEMO).warmstart_digest == "ee2b3644bc3c"  # of the version that recorded it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["screening", "fresh"])
 def test_the_runs_of_the_study_are_those_that_its_commands_give(folder):
     """The ids in the published tables, made by an older version with other names of keys."""

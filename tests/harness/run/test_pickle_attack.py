@@ -109,6 +109,7 @@ def test_code_that_a_config_names_is_named_and_not_imported(forged, key):
     assert "antigravity" not in sys.modules
 
 
+@pytest.mark.slow
 def test_every_other_place_of_a_config_names_no_code(forged):
     """`antigravity:fly` in the place of every value: refused as no config, or no plug-in's name."""
 

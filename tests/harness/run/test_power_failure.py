@@ -103,6 +103,7 @@ def moments(tmp_path, monkeypatch):
     return disk.moments
 
 
+@pytest.mark.slow
 def test_after_a_power_failure_a_run_resumes_from_a_whole_checkpoint_or_has_ended(moments, tmp_path, capsys):
     found, last = [], 0
     for number, trees in enumerate(moments):

@@ -35,6 +35,7 @@ def all_responses(rewards: torch.Tensor) -> Responses:
     return Responses(torch.full((9, 2), 5), rollout, rewards.view(1, 9))
 
 
+@pytest.mark.slow
 def test_the_critic_learns_the_exact_values_of_an_enumerable_policy():
     """V of the start is the mean of all nine rewards; V after a first token the mean of the three that begin so."""
     rewards = torch.tensor([0.0, 1.0, 0.5, 1.0, 1.0, 0.25, 0.0, 0.0, 0.75])

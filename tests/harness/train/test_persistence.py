@@ -31,6 +31,7 @@ def test_uncentred_correlation():
     assert correlation(one, torch.zeros(2)) is None
 
 
+@pytest.mark.slow
 def test_fixed_noise_persists_and_fresh_noise_does_not(tiny):
     """Weights that hardly move. Fixed ε gives the same log ratios at each sync. Fresh ε gives independent ones, whose
     correlation has mean 0; tokens share weights, so that single values of a small model scatter widely."""
@@ -59,6 +60,7 @@ def test_noise_may_have_the_seed_of_its_run(tiny):
     assert samples_as_trainer(control)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_its_window(tiny):
     """Killed between the first scoring and the last: the responses and their log ratios are part of the checkpoint."""
     config = tiny(*WINDOW, "rollout/precision=bf16", "checkpoint.every=3", "actor.lr=1e-3")

@@ -20,6 +20,7 @@ from tests.sweeps.launchers.fork_servers import kill_servers, servers
 from tests.waiting import PATIENCE, until
 
 
+@pytest.mark.slow
 def test_the_pool_loses_no_run_to_a_signal(tmp_path):
     """The real pool, fork server and processes with runs that only wait: (state, error, state of the folder) after each."""
     done = subprocess.run(

@@ -217,6 +217,7 @@ def shared(bias: float, sd: float, batches: int) -> tuple[torch.Tensor, torch.Te
     return sd * noise + bias * ahead, noise + 0.5 * ahead, 1.5 * noise
 
 
+@pytest.mark.slow
 def test_where_a_method_pays():
     """bias² + sd²·32/n is equal at n = 32·(1.2² − 1)/(0.5² − 0.3²) = 88 responses; for the exact weight at 32·1.25/0.25 = 160."""
     method, none, exact = shared(0.3, 1.2, batches=1600)
@@ -228,6 +229,7 @@ def test_where_a_method_pays():
     assert pytest.approx(0.3**2 + 1.2**2 * 32 / 88) == 0.5**2 + 32 / 88
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias, sd, said", [(0.3, 0.9, "0 [0, 0]"), (0.7, 1.2, "never [never, never]"), (0.7, 0.9, "never [")])
 def test_a_method_always_pays_or_never(bias, sd, said, tmp_path, capsys):
     method, none, exact = shared(bias, sd, batches=400)

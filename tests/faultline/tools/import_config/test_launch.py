@@ -223,6 +223,7 @@ def test_a_recipe_of_trl_without_vllm_samples_with_the_local_engine(tmp_path):
     assert config.rollout.engine.name == "local"
 
 
+@pytest.mark.slow
 def test_a_server_of_trl_becomes_an_engine_in_the_process(tmp_path):
     config, text = launched(tmp_path, {"use_vllm": True, "vllm_mode": "server"})
     assert config.rollout.engine.name == "vllm"

@@ -168,6 +168,7 @@ def test_persistence_says_why_it_is_not_told(tmp_path):
     assert persistence(Dump(tmp_path / "c.jsonl")).why == "the dump has no step and no prompt and no tokens"
 
 
+@pytest.mark.slow
 def test_a_dump_that_takes_too_much_is_refused(tmp_path, monkeypatch):
     """A prompt of 2^24 zeros has 128 MiB in memory and a few kB in the file. There is room for 64 MiB."""
     prompts = pa.array([np.zeros(1 << 24, np.int64)] * 2)

@@ -188,6 +188,7 @@ def test_a_runs_config_explains_its_dumps(tmp_path, rollout, facts):
     assert verdict_of(run).diagnosis.consistent or facts.precision == "fp32"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_page")
 def test_a_precision_that_is_named_bounds_k3(tmp_path, capsys):
     """K3 of the shipped BF16 dump is 1.3e-3: at most 4 x 1.3e-3 by rounding to BF16, and at most 4e-8 by FP32."""
@@ -214,6 +215,7 @@ def test_a_precision_that_is_named_bounds_k3(tmp_path, capsys):
     assert known(run, "fp8_block") == RunFacts("fp8_block")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_page")
 def test_the_note_that_k3_was_not_compared_stands_where_no_precision_is_known(tmp_path, capsys):
     """By name, by a baseline, by the run's config, or as an example's own, the precision is known."""
@@ -339,6 +341,7 @@ def test_every_fault_is_documented():
         assert f"| `{name}` | {wrong[FAULTS[name].question]} |" in text, name
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_page")
 def test_a_baseline_of_the_model_is_stricter_than_its_precision(tmp_path, capsys):
     """The BF16 example as a baseline of the FP8 one, whose K3 is 30 times as large: 3 times is what rounding may leave."""
@@ -355,6 +358,7 @@ def test_a_baseline_with_a_fault_is_refused(tmp_path):
         known(example("bf16"), baseline=broken)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_page")
 def test_the_json_has_the_statistics_and_the_strength(tmp_path, capsys):
     """ρ = 1/2, 1/2, 1, 2 at four tokens of one place: E[(1−ρ)+] = E[(ρ−1)+] = 1/4, and the mean is 1."""
@@ -367,6 +371,7 @@ def test_the_json_has_the_statistics_and_the_strength(tmp_path, capsys):
     assert told["statistics"]["surprise/z"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["turns", "plain"])
 def test_the_mean_ratio_is_told_by_place_log_probability_turn_and_version(tmp_path, capsys, request, name):
     """Four responses of two turns of one token, by weights 3 and 4: ρ = 1 at the first token and 1/2 at the second.

@@ -97,6 +97,7 @@ def replayed(path, gate, *more):
     return 0
 
 
+@pytest.mark.slow
 def test_an_undecided_gate_has_an_exit_code_of_its_own(tmp_path, capsys):
     """K3 of the shipped BF16 dump is 1.26e-3, 1.21e-3 to 1.31e-3; its largest |l| is 0.437."""
     (tmp_path / "d.parquet").write_bytes(example("bf16").read_bytes())
@@ -106,6 +107,7 @@ def test_an_undecided_gate_has_an_exit_code_of_its_own(tmp_path, capsys):
     assert (FAULT, FAILED, UNDECIDED) == (3, 4, 5)
 
 
+@pytest.mark.slow
 def test_three_prompts_pass_no_gate_and_are_no_baseline(tmp_path, capsys):
     """A bootstrap of three prompts spans their values alone, and the mean ratio has no standard error that could show a fault."""
     rng = np.random.default_rng(0)
@@ -119,6 +121,7 @@ def test_three_prompts_pass_no_gate_and_are_no_baseline(tmp_path, capsys):
     assert refused.value.code == 2 and "too few prompts to tell whether it has a fault" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_fault_comes_before_its_gates(tmp_path, capsys):
     """The columns of the shipped FP8 dump exchanged: a fault, whatever the gates say."""
     rows = pq.read_table(example("fp8")).to_pylist()
@@ -136,6 +139,7 @@ def test_a_fault_comes_before_its_gates(tmp_path, capsys):
     assert (gate.get("name"), gate.find("failure")) == ("k3<1", None)
 
 
+@pytest.mark.slow
 def test_junit_and_json_have_every_gate(tmp_path, capsys):
     path, junit = tmp_path / "a<b&.parquet", tmp_path / "replay.xml"
     path.write_bytes(example("bf16").read_bytes())

@@ -144,6 +144,7 @@ def test_the_published_scales_ascend_and_name_the_runs_that_collapsed():
     assert (dense.low, dense.high) == (1e-3, 1.0) and "crashed: to 1e-2 on L20 GPUs, above on A100" in dense.what
 
 
+@pytest.mark.slow
 def test_a_negligible_k3_needs_a_correction_where_long_responses_add_it_up(tmp_path):
     """l ~ N(−s²/2, s²) with s² = 1e-4 has K3 = s²/2 = 5e-5. Over 8,000 tokens log R has the variance .8: ESS e^−.8 = .45,
     and that of 64 draws is (ΣR)²/(64·ΣR²)."""
@@ -191,6 +192,7 @@ def test_one_response_decides_nothing(tmp_path):
     assert (verdict.need, verdict.mismatch.k3_interval) == ("undecided", None)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_page")
 def test_a_dump_of_three_prompts_gets_no_setting(tmp_path, capsys):
     """Three clusters give no standard error of the mean ratio, so no fault could show; four do."""
@@ -301,6 +303,7 @@ def test_pasted_settings_fill_lines_of_104_characters():
         assert max(map(len, terminal.pasted(settings(level, 1.75)))) <= terminal.PASTED
 
 
+@pytest.mark.slow
 def test_the_terminal_shows_the_verdict_in_24_lines(tmp_path, capsys, monkeypatch):
     """The page's line is the last. Nothing is wider than 104 characters but the path."""
     monkeypatch.chdir(tmp_path)
@@ -340,6 +343,7 @@ def test_a_size_that_asks_for_no_weight_stands_beside_the_rule(tmp_path):
     assert shown[5] == "  By its size alone: leave it uncorrected. Every ratio is exactly 1."
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_page")
 def test_the_faulty_example_is_named_and_gets_no_correction(tmp_path, monkeypatch, capsys):
     """vLLM in its default logprobs_mode at temperature 0.6: the slope of the logits, 1/0.6 without rounding, is near 1.67."""
@@ -363,6 +367,7 @@ def test_no_words_of_the_verdict_require_anything(tmp_path, monkeypatch, capsys,
     assert "required" not in capsys.readouterr().out.lower() + re.sub(r"<style.*?</style>", "", page, flags=re.S).lower()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_page")
 def test_json_is_one_valid_document_of_the_documented_schema(tmp_path, capsys):
     """A dump of one token: Pareto k and intervals do not exist, and no NaN stands for them."""
@@ -384,6 +389,7 @@ def test_the_documented_fields_are_those_of_the_schema():
         assert f"| `{name}` |" in text, name
 
 
+@pytest.mark.slow
 def test_names_of_files_are_neither_formulas_nor_markup(tmp_path):
     own = tmp_path / r"own$\frac$<b>.yaml"
     own.write_text("weight: {level: token, upper: 2}")
@@ -420,6 +426,7 @@ def test_the_fill_of_a_mask_is_named_and_changes_no_sign(tmp_path, column, fill)
     assert answer.arm is None and terminal.headline(verdict) == "Undecided whether to correct it."
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_page")
 def test_corrections_that_nobody_knows_are_shown_however_many(tmp_path, monkeypatch, capsys):
     """Nine, one more than the well-known ones, none of which is among them."""
@@ -432,6 +439,7 @@ def test_corrections_that_nobody_knows_are_shown_however_many(tmp_path, monkeypa
     assert {preset["preset"] for preset in shown} == set(chosen)
 
 
+@pytest.mark.slow
 def test_a_correction_that_no_shipped_dump_can_show_is_shown_on_the_users(tmp_path, monkeypatch, capsys):
     """The shipped dumps have no segments."""
     monkeypatch.chdir(tmp_path)
@@ -441,6 +449,7 @@ def test_a_correction_that_no_shipped_dump_can_show_is_shown_on_the_users(tmp_pa
     assert "turns.yaml" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_page_is_written_through_no_link(tmp_path, capsys):
     """In a stranger's folder a linked file is replaced and its target kept, and a linked folder is refused."""
@@ -461,6 +470,7 @@ def test_a_page_is_written_through_no_link(tmp_path, capsys):
     assert "linked: is a link" in capsys.readouterr().err and [path.name for path in victim.parent.iterdir()] == [".bashrc"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_page")
 @pytest.mark.parametrize("more", [[], ["--all"], ["--json"]])
 def test_no_name_of_a_stranger_commands_the_terminal(tmp_path, capsys, more):

@@ -46,6 +46,7 @@ def test_the_newest_weights_are_those_of_each_batch(tmp_path):
     assert versions.k3[1] == pytest.approx(2 * ONE / 3)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_the_ages_are_printed_and_written_when_there_are_several(tmp_path, capsys):
     path = tmp_path / "step-4.parquet"

@@ -28,6 +28,7 @@ def replayed(run, step):
     return diagnosis_metrics(seen.diagnosis()[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more", [[], ["actor.scoring=none", "proximal=rollout"], ["rollout.staleness=1"]], ids=["exact", "unscored", "stale"]
 )

@@ -80,6 +80,7 @@ def test_replaying_the_routes_of_a_forward_changes_no_bit_of_value_or_update(dat
     assert all(torch.equal(a, b) for a, b in zip(after, after_r, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 3])
 def test_a_recomputed_pass_takes_the_replayed_routes(data, stage):
     """Routes that are not the model's own: the step with recomputed activations is that without, bit for bit."""
