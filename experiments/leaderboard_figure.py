@@ -1,49 +1,72 @@
-"""The leaderboard's figure: gain in reward over no correction, by loss or correction, for trainer's and sampling policy."""
+"""The leaderboard's figure: gain in reward over no correction of all losses and corrections, for either deployed policy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from analysis.figures.style import png, subplots
-from analysis.marks import CONTROL as BLACK
 from analysis.marks import HUES, NEUTRAL
 from analysis.statistics.benchmark import CONTROL, NONE
 
-TITLES = {"trainer": "trainer's policy deployed", "sampler": "sampling policy deployed"}
+TITLES = {"trainer": "trainer's weights deployed", "sampler": "sampling weights deployed"}
+LOSS = "loss "
+"""Beginning of the name of a row that is a loss; all other rows are corrections."""
+NAMED = 3
+"""Number of named entries (losses or corrections) at each end of a row of points."""
+BIN = 0.05
+"""Width of the bins of gain whose entries are stacked in the figure."""
 
 
 def finding(tables: Mapping[str, pd.DataFrame]) -> str:
     """Title of the leaderboard's figure: how many entries have an interval of the trainer's gain above 0, how many below."""
-    table = tables["trainer"]
-    entries = table[~table.entry.isin([NONE, CONTROL])]
+    entries = _entries(tables["trainer"])
     helps, harms = int((entries.low > 0).sum()), int((entries.high < 0).sum())
     return f"Of {len(entries)} losses and corrections {helps} beat no correction, {harms} do worse, the rest are not told apart"
 
 
+def _entries(table: pd.DataFrame) -> pd.DataFrame:
+    return table[~table.entry.isin([NONE, CONTROL])]
+
+
+def stacked(gains: np.ndarray) -> np.ndarray:
+    """Place of each gain in its stack, from 0: gains of one bin of width BIN are stacked in their order. gains: [entries]."""
+    bins = np.floor(gains / BIN)
+    return np.array([(bins[:i] == own).sum() for i, own in enumerate(bins)], dtype=int)
+
+
 def draw(tables: Mapping[str, pd.DataFrame], regimes: int, file: Path) -> str:
-    """Draw the gain in reward of each loss and correction, with its interval, into `file`. Returns the title.
+    """Draw a point per loss and per correction at its gain in reward into `file`, and name the best and worst. Returns the title.
 
     tables: table of scores by deployed policy, trainer or sampler. regimes: number of regimes, for the title.
     """
-    order = tables["trainer"].entry.to_list()
     title = finding(tables)
-    figure, (axes,) = subplots(1, len(tables), 1.4 + 0.17 * len(order), sharey=True)
+    figure, (axes,) = subplots(1, len(tables), 4.6, sharex=True, sharey=True)
     for axis, (policy, table) in zip(axes, tables.items(), strict=True):
-        for row in table.to_dict("records"):
-            place = order.index(row["entry"])
-            hue = BLACK if row["entry"] in (NONE, CONTROL) else HUES["bf16"] if row["low"] > 0 else NEUTRAL
-            axis.plot([row["low"], row["high"]], [place, place], color=hue, linewidth=1.5)
-            axis.plot(row["gain"], place, "o", color=hue, markersize=4)
-        axis.axvline(0, color=NEUTRAL, linewidth=0.8)
-        axis.axvline(1, color=NEUTRAL, linewidth=0.8)
-        axis.set_title(TITLES[policy], fontsize=9)
-        axis.set_xlabel("gain: none 0, exact control 1")
-        axis.set_xlim(-1.5, 1.5)
-    axes[0].set_yticks(range(len(order)), order, fontsize=7)
-    axes[0].invert_yaxis()
-    figure.suptitle(f"{title}\n(middle half of {regimes} regimes x 3 seeds)", fontsize=10)
+        entries = _entries(table)
+        own = entries.entry.str.startswith(LOSS)
+        for base, part in ((1.0, entries[own]), (0.0, entries[~own])):
+            heights = base + 0.06 * stacked(part.gain.to_numpy())
+            hues = [HUES["bf16"] if row.low > 0 else HUES["fp8_tensor"] if row.high < 0 else NEUTRAL for row in part.itertuples()]
+            axis.scatter(part.gain, heights, color=hues, s=22)
+            ends = pd.concat([part.head(NAMED), part.tail(NAMED)]).drop_duplicates("entry")
+            for i, row in enumerate(ends.itertuples()):
+                left = i >= NAMED
+                text = f"{row.entry.removeprefix(LOSS)} {row.gain:.2f}"
+                place = (0.01, base - 0.1 - 0.1 * (i - NAMED)) if left else (0.99, base - 0.1 - 0.1 * i)
+                axis.text(
+                    *place, text, transform=axis.get_yaxis_transform(), fontsize=7, ha="left" if left else "right", va="top"
+                )
+        for gain, name in ((0.0, "no correction"), (1.0, "no mismatch")):
+            axis.axvline(gain, color=NEUTRAL, linewidth=0.8, zorder=0)
+            axis.text(gain, 1.02, name, transform=axis.get_xaxis_transform(), fontsize=7, ha="center")
+        axis.set_title(TITLES[policy], fontsize=9, pad=14)
+        axis.set_xlabel("gain")
+    axes[0].set_yticks([1.0, 0.0], ["losses", "corrections"])
+    axes[0].set_ylim(-0.45, 1.9)
+    figure.suptitle(f"{title}\n(middle half of {regimes} regimes x 3 seeds; blue above none, orange below)", fontsize=10)
     file.write_bytes(png(figure, dpi=130))
     return title

@@ -12,6 +12,7 @@ from algos.diagnostics.duplicates import duplicates
 from algos.diagnostics.identity import identity
 from algos.diagnostics.pairs import LogpPairs
 from algos.diagnostics.places import places
+from algos.diagnostics.repeats import repeats
 from algos.diagnostics.slope import slope
 from algos.diagnostics.support import support
 from algos.diagnostics.surprise import surprise
@@ -23,10 +24,13 @@ Statistics = dict[str, float]
 `algos.diagnostics` that explains it."""
 
 
-def statistics(batch: Batch, tokens: Tensor | None = None, entropy: Tensor | None = None) -> Statistics:
+def statistics(
+    batch: Batch, tokens: Tensor | None = None, entropy: Tensor | None = None, repeat_prob: Tensor | None = None
+) -> Statistics:
     """All statistics of a batch that a diagnosis reads, with the batch's size. Raises ValueError without `logp_old`.
 
-    tokens: [B, T] ids, for `values` and `collisions`. entropy: H(π_old) [B, T] in nats, which `surprise` needs.
+    tokens: [B, T] ids, for `values` and `collisions`. entropy: H(π_old) [B, T] in nats, which `surprise` needs. repeat_prob: the
+    π_old of all tokens that the response already has, [B, T], which `repeats` needs beside the ids.
     """
     pairs = LogpPairs(batch)
     found = {
@@ -36,4 +40,5 @@ def statistics(batch: Batch, tokens: Tensor | None = None, entropy: Tensor | Non
     }
     for measured in (identity, alignment, slope, support, duplicates, places, tails, drift):
         found |= measured(pairs)
-    return found | values(pairs, tokens) | collisions(pairs, tokens) | surprise(pairs, entropy)
+    found |= values(pairs, tokens) | collisions(pairs, tokens)
+    return found | surprise(pairs, entropy) | repeats(pairs, tokens, repeat_prob)

@@ -38,9 +38,9 @@ def surprise(pairs: LogpPairs, entropy: Tensor | None = None) -> dict[str, float
     s = _terms(pairs, expected, 1.0)
     return {
         "surprise/excess": float(s.mean()),
-        "surprise/z": _deviate(s),
+        "surprise/z": deviate_of_sum(s),
         "surprise/expected": float(expected.mean()),
-        **{f"surprise/base{base}_z": _deviate(_terms(pairs, expected, nats)) for base, nats in BASES.items()},
+        **{f"surprise/base{base}_z": deviate_of_sum(_terms(pairs, expected, nats)) for base, nats in BASES.items()},
     }
 
 
@@ -49,6 +49,7 @@ def _terms(pairs: LogpPairs, entropy: Tensor, nats: float) -> Tensor:
     return (nats * pairs.l).exp() * (-nats * pairs.pi - entropy)
 
 
-def _deviate(s: Tensor) -> float:
+def deviate_of_sum(s: Tensor) -> float:
+    """z = Σ s/√(Σ s²): the normal deviate of a sum of martingale differences s [n] of mean 0; 0 if all are 0."""
     size = float(torch.linalg.vector_norm(s))
     return float(s.sum()) / size if size > 0 else 0.0

@@ -27,7 +27,8 @@ FIELDS = (
     *Key._fields, "responses", "tokens", "kind", "named", "question", "strength", "k3", "z", "surprise_z", "baseline",
     "bare_kind", "bare_named", "bare_question", "plain_kind", "plain_named", "plain_question",
 )  # fmt: skip
-"""Columns of the record of diagnosed dumps. bare_*: the diagnosis without the trainer's entropies and without a baseline K3.
+"""Columns of the record of diagnosed dumps. bare_*: the diagnosis without the trainer's entropies, probabilities of
+repeated tokens, and baseline K3.
 plain_*: also without token ids and advantages, as verl's default dump."""
 
 
@@ -68,7 +69,9 @@ def judged(made: Made) -> dict[str, Any]:
     found = bare
     if made.entropy is not None or made.baseline is not None:
         usual = precision if made.baseline is None else made.baseline
-        found = diagnose(made.batch, usual=usual, lag=made.lag, tokens=made.tokens, entropy=made.entropy)
+        found = diagnose(
+            made.batch, usual=usual, lag=made.lag, tokens=made.tokens, entropy=made.entropy, repeat_prob=made.repeat_prob
+        )
     plain = diagnose(made.batch._replace(advantages=None), usual=precision, lag=made.lag)
     statistics = found.statistics
     numbers = found.strength, statistics["tails/k3"], statistics["identity/z"], statistics["surprise/z"], made.baseline or 0.0

@@ -39,8 +39,9 @@ class Key(NamedTuple):
 class Made(NamedTuple):
     """A planned dump as a batch [B, T]. tokens: ids. lag: number of weight versions by which each token's sampler lagged.
 
-    entropy: that of the trainer's policy π_old at each token, in nats; lag, tokens and entropy are None if unknown. baseline: K3
-    of another dump without a fault, of the same policy in the same precision.
+    entropy: that of the trainer's policy π_old at each token, in nats. repeat_prob: π_old of all tokens that the response already
+    has. lag, tokens, entropy and repeat_prob are None if unknown. baseline: K3 of another dump without a fault, of the same
+    policy in the same precision.
     """
 
     key: Key
@@ -49,6 +50,7 @@ class Made(NamedTuple):
     lag: torch.Tensor | None = None
     entropy: torch.Tensor | None = None
     baseline: float | None = None
+    repeat_prob: torch.Tensor | None = None
 
 
 Wanted = Callable[[Key], bool]
@@ -188,7 +190,8 @@ def _smollm2(model: str, shape: plan.Shape) -> Config:
 
 def _case(bed: real.Bed, key: Key) -> Made:
     drawn = bed.case(key.fault, key.size, key.precision)
-    return Made(key, bed.batch(drawn), drawn.tokens, entropy=drawn.entropy, baseline=bed.baseline(key.precision))
+    baseline = bed.baseline(key.precision)
+    return Made(key, bed.batch(drawn), drawn.tokens, None, drawn.entropy, baseline, drawn.repeat_prob)
 
 
 def _edit(bed: real.Bed, key: Key) -> Made:
@@ -199,7 +202,7 @@ def _edit(bed: real.Bed, key: Key) -> Made:
 def _sound(kind: str, made: Made) -> Made:
     """Return a dump without a fault as one of `kind`, a key of `sound.EDITS`. It has no fault either."""
     edit = sound.EDITS[kind]
-    dump = edit(sound.Columns(made.batch, made.tokens, made.entropy), generator(made.key.seed, f"sound {kind}"))
+    dump = edit(sound.Columns(made.batch, made.tokens, made.entropy, made.repeat_prob), generator(made.key.seed, f"sound {kind}"))
     return made._replace(**dump._asdict())
 
 

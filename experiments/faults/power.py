@@ -76,8 +76,9 @@ def cut_up(made: Made) -> Iterator[Made]:
     for n in NUMBERS:
         for start in range(0, len(made.batch.mask) - n + 1, n)[:MOST]:
             rows = slice(start, start + n)
-            tokens, entropy = (None if part is None else part[rows] for part in (made.tokens, made.entropy))
-            yield made._replace(batch=made.batch.rows(rows), tokens=tokens, entropy=entropy)
+            names = ("tokens", "entropy", "repeat_prob")
+            parts = {name: None if (whole := getattr(made, name)) is None else whole[rows] for name in names}
+            yield made._replace(batch=made.batch.rows(rows), **parts)
 
 
 def counted(key: Key, parts: list[Made]) -> pd.DataFrame:
@@ -86,7 +87,7 @@ def counted(key: Key, parts: list[Made]) -> pd.DataFrame:
     rows = []
     for part in parts:
         usual = key.precision if part.baseline is None else part.baseline
-        found = diagnose(part.batch, usual=usual, tokens=part.tokens, entropy=part.entropy)
+        found = diagnose(part.batch, usual=usual, tokens=part.tokens, entropy=part.entropy, repeat_prob=part.repeat_prob)
         right = found.kind == "consistent" if expected == "clean" else found.fault == expected and found.kind == "fault"
         rows.append({"responses": len(part.batch.mask), "parts": 1, "right": int(right)})
     of_number = pd.DataFrame(rows).groupby("responses", as_index=False).sum()

@@ -112,13 +112,19 @@ class Windowed(LocalEngine):
 class LoggedTokens(NamedTuple):
     """Sampled tokens, their log-probabilities under sampler and trainer, and the trainer's entropies, in nats.
 
-    Each is [B, T], for B responses of at most T tokens. entropy: None where nothing computed it.
+    Each is [B, T], for B responses of at most T tokens. repeat_prob: the trainer's probability of all tokens that the response
+    already has.
     """
 
     tokens: Tensor
     logp_rollout: Tensor
     logp_old: Tensor
-    entropy: Tensor | None = None
+    entropy: Tensor
+    repeat_prob: Tensor
+
+
+Scores = tuple[Tensor, Tensor, Tensor]
+"""Log-probabilities and entropies in nats, and probabilities of a repeated token, of sampled tokens: each [B, T]."""
 
 
 class Bed:
@@ -257,15 +263,15 @@ class Bed:
         return self.scored(engine.generate(self.prompts, self.uniforms))
 
     def scored(self, rollout: Rollout, old: LocalEngine | None = None, prompts: Tensor | None = None) -> LoggedTokens:
-        """Return sampled responses with the log-probabilities and entropies that a scoring engine gives them.
+        """Return sampled responses with the scores that a scoring engine gives them.
 
         old: the scoring engine, by default the trainer. prompts: the scoring engine's prompts, by default the sampler's.
         """
         old, prompts = old or self.trainer, self.prompts if prompts is None else prompts
         return LoggedTokens(rollout.tokens, rollout.logp, *self.score(old, prompts, rollout.tokens))
 
-    def score(self, engine: LocalEngine, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (log-probabilities, entropies) [B, T] in nats that the trainer's `engine` gives sampled tokens [B, T]."""
+    def score(self, engine: LocalEngine, prompts: Tensor, tokens: Tensor) -> Scores:
+        """Return the scores that the trainer's `engine` gives sampled tokens [B, T]."""
         return score(engine, prompts, tokens)
 
 
@@ -278,7 +284,7 @@ class MicroBatchBed(Bed):
 
     trainer_precision = "bf16"
 
-    def score(self, engine: LocalEngine, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def score(self, engine: LocalEngine, prompts: Tensor, tokens: Tensor) -> Scores:
         draws = generator(self.seed, "fault micro-batches")
         order = torch.randperm(len(tokens), generator=draws)
         sizes = torch.randint(1, LARGEST + 1, (len(tokens),), generator=draws)
@@ -286,8 +292,8 @@ class MicroBatchBed(Bed):
         for rows in order.tensor_split(ends[ends < len(tokens)]):
             engine._linear = SplitSums(engine.precision, SPLITS[len(rows) % len(SPLITS)]).linear
             parts.append(score(engine, prompts[rows], tokens[rows]))
-        logp, entropy = (torch.cat(columns)[order.argsort()] for columns in zip(*parts, strict=True))
-        return logp, entropy
+        logp, entropy, repeat_prob = (torch.cat(columns)[order.argsort()] for columns in zip(*parts, strict=True))
+        return logp, entropy, repeat_prob
 
 
 class SplitSums(Arithmetic):
@@ -311,16 +317,20 @@ def formats(precision: str) -> PrecisionConfig:
     return parse(compose(f"rollout/precision={precision}")).rollout.precision
 
 
-def score(engine: LocalEngine, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (log-probabilities, entropies) [B, T] in nats of given tokens [B, T], by one pass of an engine; 0 on PAD."""
-    present, entropy = tokens != PAD, torch.zeros(tokens.shape)
+def score(engine: LocalEngine, prompts: Tensor, tokens: Tensor) -> Scores:
+    """Return the scores of given tokens [B, T], by one pass of an engine; 0 on PAD."""
+    present, entropy, repeat_prob = tokens != PAD, torch.zeros(tokens.shape), torch.zeros(tokens.shape)
+    seen = torch.zeros(len(tokens), engine.head.shape[1], dtype=torch.bool)
 
     def pick(t: int, logp: Tensor, node: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        entropy[rows, t] = torch.special.entr(logp.exp()).sum(-1)[node]
-        return tokens[rows, t].clamp(min=0), present[rows, t + 1] if t + 1 < tokens.shape[1] else None
+        probs, chosen = logp.exp(), tokens[rows, t].clamp(min=0)
+        entropy[rows, t] = torch.special.entr(probs).sum(-1)[node]
+        repeat_prob[rows, t] = torch.where(seen[rows], probs[node], 0.0).sum(-1)
+        seen[rows, chosen] = True
+        return chosen, present[rows, t + 1] if t + 1 < tokens.shape[1] else None
 
     _, logp, _ = engine._walk(prompts, tokens.shape[1], pick)
-    return torch.where(present, logp, 0.0), entropy
+    return torch.where(present, logp, 0.0), entropy, repeat_prob
 
 
 def _clean(bed: Bed, size: float, precision: str) -> LoggedTokens:

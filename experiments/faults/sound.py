@@ -15,11 +15,15 @@ NEAR = -1e-6
 
 
 class Columns(NamedTuple):
-    """Columns of a dump: its batch [B, T], token ids [B, T], and the trainer's entropies [B, T]; None for an absent column."""
+    """Columns of a dump: its batch [B, T], token ids, and the trainer's entropies and probabilities of a repeated token, [B, T].
+
+    None for an absent column.
+    """
 
     batch: Batch
     tokens: Tensor | None = None
     entropy: Tensor | None = None
+    repeat_prob: Tensor | None = None
 
 
 Edit = Callable[[Columns, torch.Generator], Columns]
@@ -53,7 +57,9 @@ def _certain(value: float) -> Edit:
         rollout, old = (torch.where(new, value, column) for column in (batch.logp_rollout, old))
         tokens = None if wider.tokens is None else torch.where(new, wider.tokens.amax() + 1, wider.tokens)
         entropy = None if wider.entropy is None else torch.where(new, 0.0, wider.entropy)
-        return Columns(batch._replace(logp_rollout=rollout, logp_old=old, mask=batch.mask | new), tokens, entropy)
+        again = new & (torch.arange(mask.shape[1] + 3) > ends)  # the added tokens are equal, so all but the first are repeated
+        repeat = None if wider.repeat_prob is None else torch.where(new, again.float(), wider.repeat_prob)
+        return Columns(batch._replace(logp_rollout=rollout, logp_old=old, mask=batch.mask | new), tokens, entropy, repeat)
 
     return edit
 
@@ -80,7 +86,7 @@ def _placed(dump: Columns, place: Tensor, width: int) -> Columns:
             return part
         return part.new_zeros(len(part), width).scatter(1, place, part)
 
-    return Columns(Batch._make(map(placed, dump.batch)), placed(dump.tokens), placed(dump.entropy))
+    return Columns(Batch._make(map(placed, dump.batch)), *map(placed, dump[1:]))
 
 
 EDITS: dict[str, Edit] = {

@@ -45,6 +45,7 @@ COLUMNS = {
     "logp_old": Column("log π_old of the token, by the trainer's weights when the batch was taken", "nats", required=True),
     "logp": Column("log π_θ of the token when its mini-batch was trained on, before that optimizer step", "nats"),
     "entropy": Column("entropy of π_old at the token's place, by the pass that gave logp_old", "nats"),
+    "repeat_prob": Column("π_old of all tokens that the response already has, by the pass that gave logp_old", "probability"),
     "advantages": Column("advantage of the token", "advantage"),
     "version": Column("optimizer steps done by the weights that sampled the token", "integer"),
     "segments": Column("number of the turn within the response, from 0", "integer"),
@@ -71,8 +72,8 @@ class Problem(NamedTuple):
 class DumpedResponses(NamedTuple):
     """Responses of a dump as flat arrays. Response i has the values at offsets[i]:offsets[i+1]. Absent columns are None.
 
-    Columns with one value per token, [n], are: mask, bool; logp_* and entropy in nats, and advantages, float32 or float64;
-    version, segments and tokens, int64. Columns with one value per response, [N], are: step, group and minibatch, int64;
+    Columns with one value per token, [n], are: mask, bool; logp_* and entropy in nats, repeat_prob and advantages, float32 or
+    float64; version, segments and tokens, int64. Columns with one value per response, [N], are: step, group and minibatch, int64;
     reward, float64. offsets: int64 [N + 1].
     """
 
@@ -82,6 +83,7 @@ class DumpedResponses(NamedTuple):
     logp_old: np.ndarray
     logp: np.ndarray | None
     entropy: np.ndarray | None
+    repeat_prob: np.ndarray | None
     advantages: np.ndarray | None
     version: np.ndarray | None
     segments: np.ndarray | None
@@ -173,10 +175,13 @@ def _column_problems(table: pa.Table, name: str) -> Iterator[tuple[int, str]]:
     if name == "mask":
         null = inside & pc.is_null(pc.list_flatten(table[name])).to_numpy()
         yield from first(null, lambda i, place: f"token {place} is neither true nor false")
-    if name in (*LOGPS, "entropy", "advantages"):
+    if name in (*LOGPS, "entropy", "repeat_prob", "advantages"):
         yield from first(used & ~np.isfinite(values), lambda i, place: f"{values[i]} at token {place}")
     if name == "entropy":
         yield from first(used & (values < -ROUNDING), lambda i, place: f"{values[i]:.4g} at token {place} is below 0")
+    if name == "repeat_prob":
+        outside = used & ~((values >= -ROUNDING) & (values <= 1 + ROUNDING))
+        yield from first(outside, lambda i, place: f"{values[i]:.4g} at token {place} is no probability")
     if name in LOGPS:
         above = used & (values > ROUNDING)
         yield from first(above, lambda i, place: f"log-probability {values[i]:.4g} at token {place} is above 0")

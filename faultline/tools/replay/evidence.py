@@ -121,9 +121,9 @@ class Evidence:
             lag = padded_column(
                 whole, np.concatenate([np.zeros(len(one.mask), np.int64) if own is None else own for own, one in pairs])
             )
-        columns = (whole.tokens, whole.entropy, whole.version)
-        tokens, entropy, version = (None if part is None else padded_column(whole, part) for part in columns)
-        return self.facts.diagnose(batch, lag, tokens, entropy), DiagnosedTokens(LogpPairs(batch), version)
+        columns = (whole.tokens, whole.entropy, whole.repeat_prob, whole.version)
+        tokens, entropy, repeat_prob, version = (None if part is None else padded_column(whole, part) for part in columns)
+        return self.facts.diagnose(batch, lag, tokens, entropy, repeat_prob), DiagnosedTokens(LogpPairs(batch), version)
 
 
 def _thinned(responses: DumpedResponses) -> DumpedResponses:

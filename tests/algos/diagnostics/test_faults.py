@@ -129,6 +129,32 @@ def test_only_the_entropy_shows_tokens_of_another_sampler():
     assert diagnose(honest, entropy=entropy).kind == "consistent"
 
 
+def test_the_probability_of_a_repeated_token_shows_a_penalty():
+    """512 responses of ten tokens out of eight, nearly equally probable, drawn with a presence penalty of half a nat.
+
+    All tokens have nearly the same surprise, so only repetition tells. After k different tokens π(S) is about k/8, and q(S) about
+    k/(k + (8 − k)·√e).
+    """
+    draws = torch.Generator().manual_seed(0)
+    logp = (torch.randn(512, 10, 8, generator=draws).double() * 0.05).log_softmax(-1)
+    entropy = torch.special.entr(logp.exp()).sum(-1)
+    for penalty, kind in ((0.0, "consistent"), (0.5, "fault")):
+        seen, drawn, prob = torch.zeros(512, 8, dtype=torch.float64), [], []
+        for own in logp.unbind(1):
+            prob.append((own.exp() * seen).sum(-1))
+            drawn.append(torch.multinomial((own - penalty * seen).softmax(-1), 1, generator=draws)[:, 0])
+            seen[torch.arange(512), drawn[-1]] = 1
+        tokens = torch.stack(drawn, 1)
+        chosen = logp.gather(-1, tokens[..., None])[..., 0]
+        noise = torch.randn(512, 10, generator=draws) * 0.003
+        batch = Batch(chosen, torch.ones(512, 10, dtype=torch.bool), chosen + noise)
+        assert diagnose(batch, tokens=tokens, entropy=entropy).kind == "consistent"
+        found = diagnose(batch, tokens=tokens, entropy=entropy, repeat_prob=torch.stack(prob, 1))
+        assert found.kind == kind, found
+    assert found.fault == "sampler" and found.statistics["repeats/excess"] == pytest.approx(-0.09, abs=0.02)
+    assert "are in their response already" in found.evidence
+
+
 @pytest.mark.parametrize(("base", "root"), [(2, 0.684), (10, 2.273)])
 def test_both_columns_in_another_base_are_named_by_two_tests(base, root):
     """The mean ratio and the agreement of samples fail together, and hold together in that base: ln 2 is 0.69, ln 10 2.30."""

@@ -14,6 +14,7 @@ from algos.diagnostics.evidence import statistics
 from algos.diagnostics.identity import by_log_probability, by_place, by_turn, by_version, exponent, identity
 from algos.diagnostics.pairs import LogpPairs, clustered_mean, normal
 from algos.diagnostics.places import places
+from algos.diagnostics.repeats import repeated, repeats
 from algos.diagnostics.saturation import saturation
 from algos.diagnostics.slope import slope
 from algos.diagnostics.support import support
@@ -58,6 +59,25 @@ def test_the_surprise_is_the_entropy_if_mu_sampled():
     batch = Batch(same, torch.ones(3, 1, dtype=torch.bool), same)
     off = surprise(LogpPairs(batch), torch.full((3, 1), 0.8, dtype=torch.float64))
     assert off["surprise/excess"] == pytest.approx(1.6 / 3) and off["surprise/z"] == pytest.approx(1.6 / math.sqrt(1.52))
+
+
+def test_repeats_are_as_many_as_the_policy_says_if_mu_sampled():
+    """Two tokens each, the first is 0. At the second μ(0) = 1/2 and π(0) = 1/4: ρ = 1/2 if it repeats, else 3/2."""
+    mu, pi = [[0.5, 0.5], [0.5, 0.5]], [[0.5, 0.25], [0.5, 0.75]]
+    tokens, prob = torch.tensor([[0, 0], [0, 1]]), torch.tensor([[0.0, 0.25], [0.0, 0.25]], dtype=torch.float64)
+    found = repeats(paired(mu, pi), tokens, prob)  # s = 0, ½·¾, 0, −1½·¼
+    assert found["repeats/excess"] == pytest.approx(0, abs=1e-12) and found["repeats/z"] == pytest.approx(0, abs=1e-9)
+    assert found["repeats/expected"] == pytest.approx(0.125) and math.isnan(repeats(paired(mu, pi), tokens)["repeats/z"])
+    never = repeats(paired(pi, pi), torch.tensor([[0, 1], [0, 1]]), prob)  # s = 0, −¼, 0, −¼
+    assert never["repeats/excess"] == pytest.approx(-0.125) and never["repeats/z"] == pytest.approx(-math.sqrt(2))
+
+
+def test_a_token_is_repeated_if_any_earlier_one_of_its_response_is_equal():
+    tokens = torch.tensor([[3, 1, 3, 1, 2], [0, 0, 0, 5, 5]])
+    assert repeated(tokens).tolist() == [[False, False, True, True, False], [False, True, True, False, True]]
+    every = torch.randint(0, 6, (20, 30), generator=torch.Generator().manual_seed(0))
+    brute = (every[:, :, None] == every[:, None]).tril(-1).any(-1)
+    assert torch.equal(repeated(every), brute)
 
 
 def test_the_two_tails_apart():

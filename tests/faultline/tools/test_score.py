@@ -48,6 +48,8 @@ def test_log_probabilities_are_those_of_a_plain_forward_pass(model):
             with torch.no_grad():
                 logits = net(torch.tensor([row["prompt"] + row["tokens"][:t]])).logits[0, -1].double()
             assert row["logp_old"][t] == pytest.approx(float(logits.log_softmax(-1)[token]), abs=1e-4)
+            repeated = float(logits.softmax(-1)[sorted(set(row["tokens"][:t]))].sum())
+            assert row["repeat_prob"][t] == pytest.approx(repeated, abs=1e-5)
             assert row["entropy"][t] == pytest.approx(float(torch.distributions.Categorical(logits=logits).entropy()), abs=1e-4)
 
 

@@ -32,6 +32,7 @@ def columns(dtype=np.float32):
         "logp_old": np.array([[-0.2, np.nan, -1 / 7], [-1.4, 9.0, 9.0]], dtype=dtype),
         "logp": np.array([[-0.2, np.nan, -1 / 7], [-1.4, 9.0, 9.0]], dtype=dtype),
         "entropy": np.array([[0.3, np.nan, 1 / 7], [0.0, -9.0, 9.0]], dtype=dtype),
+        "repeat_prob": np.array([[0.0, np.nan, 1 / 7], [0.0, -9.0, 9.0]], dtype=dtype),
         "advantages": np.array([[0.5, 0.5, 0.5], [-0.5, 0.0, 0.0]], dtype=dtype),
         "version": np.array([[3, 3, 3], [3, 0, 0]]),
         "segments": np.array([[0, 0, 1], [0, 0, 0]]),
@@ -60,7 +61,7 @@ def test_what_is_written_is_read_back_without_its_padding(tmp_path, dtype):
     read = responses(table)
     assert list(read.offsets) == [0, 3, 4]
     flat = [(0, 0), (0, 1), (0, 2), (1, 0)]
-    for name in ("mask", "logp_rollout", "logp_old", "logp", "entropy", "advantages", "version", "segments"):
+    for name in ("mask", "logp_rollout", "logp_old", "logp", "entropy", "repeat_prob", "advantages", "version", "segments"):
         expected = np.array([given[name][place] for place in flat])
         assert getattr(read, name).dtype == expected.dtype
         np.testing.assert_array_equal(getattr(read, name), expected)
@@ -85,6 +86,7 @@ def test_what_is_written_is_read_back_without_its_padding(tmp_path, dtype):
         ({"version": [[5, 5], [5, 6], [5, None]]}, "row 2, column version: none, or below 0, at token 1"),
         ({"advantages": [[1.0, 1.0], [1.0, np.inf], [1.0, 1.0]]}, "row 1, column advantages: inf at token 1"),
         ({"entropy": [[0.5, 0.5], [0.5, -1.0], [0.5, 0.5]]}, "row 1, column entropy: -1 at token 1 is below 0"),
+        ({"repeat_prob": [[0.5, 0.5], [0.5, 1.1], [0.5, 0.5]]}, "row 1, column repeat_prob: 1.1 at token 1 is no probability"),
         ({"entropy": [[0.5, 0.5], [0.5, np.nan], [0.5, 0.5]]}, "row 1, column entropy: nan at token 1"),
         ({"reward": [1.0, np.nan, 1.0]}, "row 1, column reward: nan is not finite, or beyond 1e+09"),
         ({"segments": [[0, 1], [0, 2], [0, 1]]}, "row 1, column segments: 2 at token 1"),
