@@ -54,6 +54,8 @@ POLICIES = {"trainer": "eval/reward", "sampler": "eval/rollout_reward"}
 QUESTIONS = {"held_out/own": "trainer", "held_out/rollout": "sampler"}
 """Policy that is judged by the rewards under each key of a run's questions.jsonl, which holds rewards by prompt."""
 KEY = ["arm", "seed"]
+SHOWN = 120
+"""Maximum number of characters of an error that are recorded."""
 
 
 # --- lists and records -------------------------------------------------------------------------------------------------------
@@ -130,11 +132,34 @@ def questions(results: Results) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*KEY, "policy", "step", "rewards"])
 
 
+def origins(results: Results) -> pd.DataFrame:
+    """Table with a row per run, also of those that failed: arm (precision and correction), seed, state, steps, error and origin.
+
+    Of its last process: commit, whether the tree had other changes (`changed`), device, and versions of torch and vllm.
+    """
+    rows = []
+    for run, about in results.runs.iterrows():
+        process = results.provenance[str(run)][-1]
+        packages = process["packages"]
+        rows.append(
+            {"arm": arm_of(results.configs[str(run)]), "seed": int(about.seed), "state": about.state, "steps": int(about.step)}
+            | {
+                "error": str(about.error)[:SHOWN],
+                "commit": process["commit"],
+                "changed": bool(process["diff"]),
+                "device": process["device"],
+            }
+            | {"torch": packages["torch"], "vllm": packages["vllm"]}
+        )
+    return pd.DataFrame(rows).sort_values(KEY)
+
+
 def _record(results: Results) -> None:
     """Add the finished runs to the records, and delete their checkpoints, which take 1.6 GB each."""
+    record(FOLDER, verdict_study.added(_endpoints(), endpoints(results), KEY))
+    origins(results).to_csv(FOLDER / "origins.csv", index=False)
     file = FOLDER / "questions.parquet"
     known = pd.read_parquet(file) if file.is_file() else pd.DataFrame(columns=[*KEY, "policy", "step", "rewards"])
-    record(FOLDER, verdict_study.added(_endpoints(), endpoints(results), KEY))
     verdict_study.added(known, questions(results), [*KEY, "policy", "step"]).to_parquet(file, index=False, compression="zstd")
     for run, _, _ in finished(results):
         shutil.rmtree(ROOT / SWEEP / run / "checkpoints", ignore_errors=True)
