@@ -5,7 +5,21 @@ import pandas as pd
 import pytest
 
 from experiments import text_study
-from experiments.text_study import ARMS, LONG, PLAN, SEEDS, arm_of, commands, endpoints, judged, power, predictions, scored, whole
+from experiments.text_study import (
+    ARMS,
+    LONG,
+    PLAN,
+    SEEDS,
+    arm_of,
+    commands,
+    endpoints,
+    judged,
+    origins,
+    power,
+    predictions,
+    scored,
+    whole,
+)
 from harness.compose import compose
 from harness.config import parse
 from harness.errors import UserError
@@ -55,6 +69,17 @@ class Folder:
         self.steps = table
         self.runs = pd.DataFrame({"state": "done", "outcome": "healthy", "seed": 208}, index=["r"])
         self.configs = {"r": compose("+experiment=smollm2/sums", "rollout/precision=fp16")}
+
+
+def test_the_origin_of_a_failed_run_is_kept():
+    """The last process counts, and an error of a thousand characters is cut."""
+    folder = Folder(3)
+    folder.runs = folder.runs.assign(state="failed", step=0, error="CUDA out of memory. " * 50)
+    last = {"commit": "b", "diff": "+x", "device": "NVIDIA H200", "packages": {"torch": "2.11.0", "vllm": "vllm 0.26.0"}}
+    folder.provenance = {"r": [last | {"commit": "a"}, last]}
+    (row,) = origins(folder).to_dict("records")
+    assert (row["arm"], row["seed"], row["state"], row["commit"], row["changed"]) == ("fp16", 208, "failed", "b", True)
+    assert len(row["error"]) == 120 and endpoints(folder).empty
 
 
 def test_endpoints_stop_at_step_40_also_in_a_long_run():
