@@ -65,7 +65,10 @@ def _certain(value: float) -> Edit:
 
 
 def _turns(dump: Columns, draws: torch.Generator) -> Columns:
-    """Insert one to five tokens outside the mask into each response, at a random place. Their ids differ between responses."""
+    """Insert one to five tokens outside the mask into each response, at a random place. Their ids differ between responses.
+
+    No id is one that the policy samples, so that `repeat_prob` stays the probability of all earlier tokens.
+    """
     mask = dump.batch.mask
     cut = 1 + (torch.rand(len(mask), 1, generator=draws) * (mask.sum(1, keepdim=True) - 1)).long()
     span = torch.randint(1, 6, (len(mask), 1), generator=draws)
@@ -74,7 +77,8 @@ def _turns(dump: Columns, draws: torch.Generator) -> Columns:
     if wider.tokens is None:
         return wider
     index = torch.arange(mask.shape[1] + 5)
-    ids = torch.randint(int(wider.tokens.amax()) + 1, wider.tokens.shape, generator=draws)
+    most = int(wider.tokens.amax()) + 1
+    ids = most + torch.randint(most, wider.tokens.shape, generator=draws)
     return wider._replace(tokens=torch.where((index >= cut) & (index < cut + span), ids, wider.tokens))
 
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from algos.batch import Batch
+from algos.diagnostics.repeats import repeated
 from experiments.faults import __main__ as program
 from experiments.faults import clean, edits, inject, plan, power, real, sound
 from experiments.faults import vllm as in_vllm
@@ -164,7 +165,7 @@ def dump() -> sound.Columns:
     mask = torch.tensor([[True, True, True], [True, False, False]])
     logp = torch.tensor([[-0.1, -0.2, -0.3], [-0.7, 0.0, 0.0]])
     tokens = torch.where(mask, torch.tensor([[1, 2, 3], [4, 0, 0]]), -1)
-    return sound.Columns(Batch(logp, mask, logp + 0.01, prompt=torch.tensor([0, 0])), tokens, -logp)
+    return sound.Columns(Batch(logp, mask, logp + 0.01, prompt=torch.tensor([0, 0])), tokens, -logp, 0.1 * mask)
 
 
 @pytest.mark.parametrize("kind", sound.EDITS)
@@ -184,9 +185,13 @@ def test_an_edit_of_a_sound_dump_keeps_every_token_s_pair(kind):
                 assert torch.equal(is_[:n], was)
             if "certain" in kind:
                 assert 1 <= len(is_) - n <= 3 and is_[n:].unique().tolist() == pytest.approx([0 if kind == "certain" else -1e-6])
+    again = repeated(new.tokens) & new.batch.mask  # of the added tokens, which are certain, all but the first
+    assert torch.equal(again, new.batch.mask & (new.repeat_prob == 1)) and bool(again.any()) == (
+        kind in ("certain", "near_certain")
+    )
     if kind == "turns":
         gap = ~new.batch.mask[0, : int(new.batch.mask[0].nonzero().max())]
-        assert 1 <= int(gap.sum()) <= 5 and new.batch.mask[0, 0] and (new.tokens[0][: len(gap)][gap] >= 0).all()
+        assert 1 <= int(gap.sum()) <= 5 and new.batch.mask[0, 0] and (new.tokens[0][: len(gap)][gap] > 4).all()
 
 
 def test_plain_is_without_ids_entropies_baseline_and_advantages(monkeypatch):
