@@ -44,7 +44,7 @@ def draw(tables: Mapping[str, pd.DataFrame], regimes: int, file: Path) -> str:
     tables: table of scores by deployed policy, trainer or sampler. regimes: number of regimes, for the title.
     """
     title = finding(tables)
-    figure, (axes,) = subplots(1, len(tables), 4.6, sharex=True, sharey=True)
+    figure, (axes,) = subplots(1, len(tables), 4.2, sharex=True, sharey=True)
     for axis, (policy, table) in zip(axes, tables.items(), strict=True):
         entries = _entries(table)
         own = entries.entry.str.startswith(LOSS)
@@ -66,7 +66,7 @@ def draw(tables: Mapping[str, pd.DataFrame], regimes: int, file: Path) -> str:
         axis.set_title(TITLES[policy], fontsize=9, pad=14)
         axis.set_xlabel("gain")
     axes[0].set_yticks([1.0, 0.0], ["losses", "corrections"])
-    axes[0].set_ylim(-0.45, 1.9)
+    axes[0].set_ylim(-0.45, 1.55)
     figure.suptitle(f"{title}\n(middle half of {regimes} regimes x 3 seeds; blue above none, orange below)", fontsize=10)
     file.write_bytes(png(figure, dpi=130))
     return title

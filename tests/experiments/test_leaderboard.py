@@ -1,5 +1,6 @@
 """The leaderboard: its rows, the choice of its regimes, its records and its finding, from numbers by hand."""
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -21,7 +22,7 @@ from experiments.leaderboard import (
     separation,
     separations,
 )
-from experiments.leaderboard_figure import finding
+from experiments.leaderboard_figure import draw, finding, stacked
 from experiments.regimes import STUDIED, Regime
 from experiments.verdict_study import ARMS
 from harness.compose import compose
@@ -142,3 +143,13 @@ def test_the_figures_title_is_its_finding():
     assert (
         finding({"trainer": table}) == "Of 3 losses and corrections 1 beat no correction, 1 do worse, the rest are not told apart"
     )
+
+
+def test_equal_gains_are_stacked(tmp_path):
+    """Bins of 0.05: 0.01 and 0.04 share one, 0.06 and -0.01 have their own. The figure is a PNG with the finding as title."""
+    assert stacked(np.array([0.06, 0.04, 0.01, -0.01])).tolist() == [0, 0, 1, 0]
+    table = pd.DataFrame({"entry": ["control", "loss a", "b", "none"], "gain": [1, 0.5, 0.4, 0], "low": [1, 0.1, -0.1, 0]})
+    table["high"] = table.gain + 0.1
+    said = draw({"trainer": table, "sampler": table}, 2, tmp_path / "figure.png")
+    assert said == "Of 2 losses and corrections 1 beat no correction, 0 do worse, the rest are not told apart"
+    assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
