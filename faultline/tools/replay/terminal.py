@@ -31,7 +31,7 @@ WORDS = {
     "not asked": "no correction is proposed",
 }
 """Value of Verdict.need -> its words in the terminal, where no weight is proposed."""
-FIXED = "Fixed advice for every sound dump; in the study no alternative was shown better, or worse:"
+FIXED = "The same default for every sound dump: no rule that reads one was shown to choose better."
 """Headline where the study of docs/decision.md supports one correction for each deployed policy, whatever the dump shows. Of the
 other rules and corrections none differs from it significantly there."""
 
@@ -79,7 +79,8 @@ def deployed_lines(verdict: Verdict) -> list[str]:
     return [
         line
         for one in verdict.deployed
-        for line in wrap(f"{one.policy.upper()} DEPLOYED  {one.text}. {one.measured}", WIDTH, subsequent_indent="  ")
+        for below in [", as set below" if one.settings else ""]
+        for line in wrap(f"{one.policy.upper()} DEPLOYED  {one.text}{below}. {one.measured}", WIDTH, subsequent_indent="  ")
     ]
 
 

@@ -314,7 +314,7 @@ def test_the_terminal_shows_the_verdict_in_24_lines(tmp_path, capsys, monkeypatc
     assert shown[1].startswith("SmolLM2-135M, FP8 rollout: ")
     assert shown[2] == f"VERDICT  {terminal.FIXED}"
     assert shown[3].startswith(
-        "TRAINER DEPLOYED  truncate token weights at 2. In 26 held-out toy regimes it lost 1% of RL's gain"
+        "TRAINER DEPLOYED  truncate token weights at 2, as set below. In 26 held-out toy regimes it lost 1%"
     )
     assert shown[5].startswith("SAMPLER DEPLOYED  no correction. In 26 held-out toy regimes it lost 2% of RL's gain")
     assert shown[-1] == f"Page: {tmp_path}/replay-example/replay.html"
