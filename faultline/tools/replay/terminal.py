@@ -31,9 +31,11 @@ WORDS = {
     "not asked": "no correction is proposed",
 }
 """Value of Verdict.need -> its words in the terminal, where no weight is proposed."""
-FIXED = "The same default for every sound dump: no rule that reads one was shown to choose better."
+FIXED = "No bug found. The settings are a fixed default; choosing by the dump was not shown better."
 """Headline where the study of docs/decision.md supports one correction for each deployed policy, whatever the dump shows. Of the
 other rules and corrections none differs from it significantly there."""
+SERVED = {"trainer": "TRAINER'S WEIGHTS SERVED", "sampler": "ENGINE'S WEIGHTS SERVED"}
+"""Deployed policy -> its words in the terminal."""
 
 
 def lines(verdict: Verdict) -> list[str]:
@@ -79,8 +81,8 @@ def deployed_lines(verdict: Verdict) -> list[str]:
     return [
         line
         for one in verdict.deployed
-        for below in [", as set below" if one.settings else ""]
-        for line in wrap(f"{one.policy.upper()} DEPLOYED  {one.text}{below}. {one.measured}", WIDTH, subsequent_indent="  ")
+        for below in [" (set below)" if one.settings else ""]
+        for line in wrap(f"{SERVED[one.policy]}  {one.text}{below}. {one.measured}", WIDTH, subsequent_indent="  ")
     ]
 
 

@@ -314,12 +314,12 @@ def test_the_terminal_shows_the_verdict_in_24_lines(tmp_path, capsys, monkeypatc
     assert shown[1].startswith("SmolLM2-135M, FP8 rollout: ")
     assert shown[2] == f"VERDICT  {terminal.FIXED}"
     assert shown[3].startswith(
-        "TRAINER DEPLOYED  truncate token weights at 2, as set below. In 26 held-out toy regimes it lost 1%"
+        "TRAINER'S WEIGHTS SERVED  truncate token weights at 2 (set below). In 26 held-out toy regimes it"
     )
-    assert shown[5].startswith("SAMPLER DEPLOYED  no correction. In 26 held-out toy regimes it lost 2% of RL's gain")
+    assert shown[5].startswith("ENGINE'S WEIGHTS SERVED  no correction. In 26 held-out toy regimes it lost 2% of RL's gain")
     assert shown[-1] == f"Page: {tmp_path}/replay-example/replay.html"
     page = (tmp_path / "replay-example" / "replay.html").read_text()
-    assert page.index(terminal.FIXED) < page.index("TRAINER DEPLOYED") < page.index("SAMPLER DEPLOYED")
+    assert page.index(terminal.FIXED) < page.index("S WEIGHTS SERVED  truncate") < page.index("S WEIGHTS SERVED  no")
     assert page.index("What each preset leaves") < page.index("<svg") < page.index("algorithm.rollout_correction.rollout_is")
     assert (tmp_path / "replay-example" / "replay.png").stat().st_size < 200_000
 
