@@ -70,7 +70,7 @@ def test_the_shown_lines_are_the_real_output_in_its_order(verdict, page):
 @pytest.mark.slow
 def test_the_snippet_prints_what_its_comment_says(tmp_path):
     """ρ is e¹ and e⁰, and the cap is 2."""
-    (snippet,) = blocks("python")
+    (snippet,) = blocks("python", (ROOT / "algos/README.md").read_text(encoding="utf-8"))
     said = re.search(r"print\(.*\)  # (.*)", snippet)[1]
     done = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout.strip() == said == "[[2.0, 1.0]]", done.stderr
@@ -86,6 +86,12 @@ def test_the_first_screen_needs_no_glossary(word):
 def test_the_size_of_a_mismatch_is_explained_below_the_verdict():
     _, below = README.split(blocks("text")[-1])
     assert re.search(r"\bK3\b is the\s", below)
+
+
+def test_nothing_was_left_to_be_filled_in():
+    """A word of four capitals or more outside the blocks is a name that the README uses, not a placeholder."""
+    prose = re.sub(r"^```.*?^```|`[^`]*`|^    .*?$", "", README, flags=re.M | re.S)
+    assert set(re.findall(r"\b[A-Z]{4,}\b", prose)) <= {"FAULT", "JSON", "YAML", "CONTRIBUTING", "CITATION", "RESULTS", "README"}
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/getting-started.md"])
