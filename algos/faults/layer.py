@@ -38,7 +38,8 @@ FAULT = Fault(
     {
         "yours": "the rollouts' format, which --precision must name: in FP8 K3 may be up to 0.17, in BF16 up to 0.0052; this is "
         "of a model of 135M, and a larger one may be above it without a fault: replay with --baseline",
-        "vLLM": "disable_cascade_attn on A100 GPUs; the names that load_weights took, scales of quantised layers, an adapter that was not merged",
+        "vLLM": "disable_cascade_attn on A100 GPUs; the names that load_weights took, scales of quantised layers, an adapter "
+        "that was not merged",
         "verl": "the sync of weights to the engine, and actor_rollout_ref.rollout.quantization against the checkpoint",
         "SkyRL": "the sync of weights to the inference engines",
         "TRL": "the sync of weights to vLLM, with PEFT the merged adapter",
