@@ -17,6 +17,8 @@ LOSS = "loss "
 """Beginning of the name of a row that is a loss; all other rows are corrections."""
 NAMED = 3
 """Number of named entries (losses or corrections) at each end of a row of points."""
+LEAST = -2.0
+"""Gain at the left edge of the figure. An entry with less is drawn there."""
 BIN = 0.05
 """Width of the bins of gain whose entries are stacked in the figure."""
 
@@ -49,9 +51,10 @@ def draw(tables: Mapping[str, pd.DataFrame], regimes: int, file: Path) -> str:
         entries = _entries(table)
         own = entries.entry.str.startswith(LOSS)
         for base, part in ((1.0, entries[own]), (0.0, entries[~own])):
-            heights = base + 0.06 * stacked(part.gain.to_numpy())
+            gains = part.gain.clip(lower=LEAST).to_numpy()
+            heights = base + 0.06 * stacked(gains)
             hues = [HUES["bf16"] if row.low > 0 else HUES["fp8_tensor"] if row.high < 0 else NEUTRAL for row in part.itertuples()]
-            axis.scatter(part.gain, heights, color=hues, s=22)
+            axis.scatter(gains, heights, color=hues, s=22)
             ends = pd.concat([part.head(NAMED), part.tail(NAMED)]).drop_duplicates("entry")
             for i, row in enumerate(ends.itertuples()):
                 left = i >= NAMED
@@ -60,11 +63,12 @@ def draw(tables: Mapping[str, pd.DataFrame], regimes: int, file: Path) -> str:
                 axis.text(
                     *place, text, transform=axis.get_yaxis_transform(), fontsize=7, ha="left" if left else "right", va="top"
                 )
-        for gain, name in ((0.0, "no correction"), (1.0, "no mismatch")):
+        for gain, name, side in ((0.0, "no correction ", "right"), (1.0, "no mismatch", "center")):
             axis.axvline(gain, color=NEUTRAL, linewidth=0.8, zorder=0)
-            axis.text(gain, 1.02, name, transform=axis.get_xaxis_transform(), fontsize=7, ha="center")
+            axis.text(gain, 1.02, name, transform=axis.get_xaxis_transform(), fontsize=7, ha=side)
         axis.set_title(TITLES[policy], fontsize=9, pad=14)
-        axis.set_xlabel("gain")
+        axis.set_xlabel(f"gain; {LEAST:g} or less at the left edge")
+        axis.set_xlim(LEAST - 0.1, 1.2)
     axes[0].set_yticks([1.0, 0.0], ["losses", "corrections"])
     axes[0].set_ylim(-0.45, 1.55)
     figure.suptitle(f"{title}\n(middle half of {regimes} regimes x 3 seeds; blue above none, orange below)", fontsize=10)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from algos.batch import Batch
 from algos.diagnostics import rounding
+from algos.diagnostics.evidence import Predicted
 from algos.faults.diagnose import Diagnosis, diagnose
 
 CELLS = 2**22
@@ -49,7 +50,7 @@ class RunFacts(NamedTuple):
         repeat_prob [B, T]: π_old of all tokens that the response already has.
         """
         usual = None if lag is not None else self.precision if self.baseline is None else self.baseline
-        found = diagnose(batch, usual=usual, lag=lag, tokens=tokens, entropy=entropy, repeat_prob=repeat_prob)
+        found = diagnose(batch, usual=usual, lag=lag, tokens=tokens, predicted=Predicted(entropy, repeat_prob))
         if found.question != "b" or not self.noise:
             return found
         evidence = "this run adds noise to its sampler"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from torch import Tensor
 
 from algos.batch import Batch
@@ -24,13 +26,20 @@ Statistics = dict[str, float]
 `algos.diagnostics` that explains it."""
 
 
-def statistics(
-    batch: Batch, tokens: Tensor | None = None, entropy: Tensor | None = None, repeat_prob: Tensor | None = None
-) -> Statistics:
+class Predicted(NamedTuple):
+    """What π_old says of each place before its token is drawn, [B, T] each: its entropy in nats, and `repeat_prob`.
+
+    repeat_prob: π_old of all tokens that the response already has. A part that was not computed is None.
+    """
+
+    entropy: Tensor | None = None
+    repeat_prob: Tensor | None = None
+
+
+def statistics(batch: Batch, tokens: Tensor | None = None, predicted: Predicted | None = None) -> Statistics:
     """All statistics of a batch that a diagnosis reads, with the batch's size. Raises ValueError without `logp_old`.
 
-    tokens: [B, T] ids, for `values` and `collisions`. entropy: H(π_old) [B, T] in nats, which `surprise` needs. repeat_prob: the
-    π_old of all tokens that the response already has, [B, T], which `repeats` needs beside the ids.
+    tokens: [B, T] ids, for `values`, `collisions` and `repeats`. predicted: what `surprise` and `repeats` need of π_old.
     """
     pairs = LogpPairs(batch)
     found = {
@@ -41,4 +50,5 @@ def statistics(
     for measured in (identity, alignment, slope, support, duplicates, places, tails, drift):
         found |= measured(pairs)
     found |= values(pairs, tokens) | collisions(pairs, tokens)
+    entropy, repeat_prob = predicted or Predicted()
     return found | surprise(pairs, entropy) | repeats(pairs, tokens, repeat_prob)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from algos.batch import Batch
 from algos.diagnostics import rounding
-from algos.diagnostics.evidence import Statistics, statistics
+from algos.diagnostics.evidence import Predicted, Statistics, statistics
 from algos.diagnostics.pairs import deviate
 from algos.faults import FAULTS
 from algos.faults.base import QUESTIONS, SIZE, SURE, Fault, broken, excess, or_both_bases
@@ -50,18 +50,17 @@ def diagnose(
     usual: str | float | None = None,
     lag: Tensor | None = None,
     tokens: Tensor | None = None,
-    entropy: Tensor | None = None,
-    repeat_prob: Tensor | None = None,
+    predicted: Predicted | None = None,
 ) -> Diagnosis:
     """Diagnose a batch's log-probabilities by the first fault that their statistics show; wrong logging is tried first.
 
     usual: the sampler's precision, a key of `rounding.K3`, or the K3 of a batch that the same model logged without a fault.
     Without it K3 may be as large as in the coarsest format. lag [B, T]: number of versions by which each token's weights are
-    known to be old, which is no fault. tokens [B, T]: ids, which identify repeated samples exactly. entropy [B, T]: H(π_old) of
-    each token in nats, which reveals another sampler's tokens. repeat_prob [B, T]: π_old of all tokens that the response already
-    has, which reveals a penalty of repetition. Raises ValueError without `logp_old`.
+    known to be old, which is no fault. tokens [B, T]: ids, which identify repeated samples exactly. predicted: entropies of
+    π_old, which reveal another sampler's tokens, and probabilities of a repeated token, which reveal a penalty.
+    Raises ValueError without `logp_old`.
     """
-    found = statistics(batch, tokens, entropy, repeat_prob)
+    found = statistics(batch, tokens, predicted)
     found["size/k3_most"] = rounding.most(usual)
     found["size/lag"] = found["size/lag_spread"] = 0.0
     if lag is not None and bool(batch.mask.any()):

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from algos.diagnostics.evidence import Predicted
 from algos.diagnostics.rounding import K3
 from algos.faults.diagnose import diagnose
 from experiments.faults import clean, inject
@@ -70,7 +71,7 @@ def judged(made: Made) -> dict[str, Any]:
     if made.entropy is not None or made.baseline is not None:
         usual = precision if made.baseline is None else made.baseline
         found = diagnose(
-            made.batch, usual=usual, lag=made.lag, tokens=made.tokens, entropy=made.entropy, repeat_prob=made.repeat_prob
+            made.batch, usual=usual, lag=made.lag, tokens=made.tokens, predicted=Predicted(made.entropy, made.repeat_prob)
         )
     plain = diagnose(made.batch._replace(advantages=None), usual=precision, lag=made.lag)
     statistics = found.statistics

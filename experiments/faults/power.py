@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from algos.diagnostics.evidence import Predicted
 from algos.faults.diagnose import diagnose
 from analysis.frames import markdown
 from experiments.faults import edits, inject, plan, real
@@ -87,7 +88,7 @@ def counted(key: Key, parts: list[Made]) -> pd.DataFrame:
     rows = []
     for part in parts:
         usual = key.precision if part.baseline is None else part.baseline
-        found = diagnose(part.batch, usual=usual, tokens=part.tokens, entropy=part.entropy, repeat_prob=part.repeat_prob)
+        found = diagnose(part.batch, usual=usual, tokens=part.tokens, predicted=Predicted(part.entropy, part.repeat_prob))
         right = found.kind == "consistent" if expected == "clean" else found.fault == expected and found.kind == "fault"
         rows.append({"responses": len(part.batch.mask), "parts": 1, "right": int(right)})
     of_number = pd.DataFrame(rows).groupby("responses", as_index=False).sum()

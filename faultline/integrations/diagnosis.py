@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from algos.batch import Batch
+from algos.diagnostics.evidence import Predicted
 from algos.faults.diagnose import diagnose
 from harness.errors import UserError, printable
 
@@ -17,7 +18,7 @@ def print_diagnosis(program: str, step: int, batch: Batch, tokens: Tensor | None
     """
     if not bool(batch.mask.any()):
         return
-    found = diagnose(batch, tokens=tokens, entropy=entropy)
+    found = diagnose(batch, tokens=tokens, predicted=Predicted(entropy))
     check = f"; check {found.check[program]}" if program in found.check else ""
     print(printable(f"faultline: step {step}: {found}{check}"), flush=True)
 

@@ -9,6 +9,7 @@ import torch
 
 from algos.batch import Batch
 from algos.diagnostics import rounding
+from algos.diagnostics.evidence import Predicted
 from algos.diagnostics.pairs import deviate, normal
 from algos.faults import FAULTS
 from algos.faults.base import Fault
@@ -123,10 +124,10 @@ def drawn_at(temperature: float, seed: int) -> tuple[Batch, torch.Tensor]:
 def test_only_the_entropy_shows_tokens_of_another_sampler():
     batch, entropy = drawn_at(1.2, seed=3)
     assert diagnose(batch).kind == "consistent"  # both columns agree, and E[ρ] = 1 whatever was drawn
-    found = diagnose(batch, entropy=entropy)
+    found = diagnose(batch, predicted=Predicted(entropy))
     assert found.fault == "sampler" and found.question == "a" and found.statistics["surprise/excess"] > 0.05, found
     honest, entropy = drawn_at(1.0, seed=3)
-    assert diagnose(honest, entropy=entropy).kind == "consistent"
+    assert diagnose(honest, predicted=Predicted(entropy)).kind == "consistent"
 
 
 def test_the_probability_of_a_repeated_token_shows_a_penalty():
@@ -148,8 +149,8 @@ def test_the_probability_of_a_repeated_token_shows_a_penalty():
         chosen = logp.gather(-1, tokens[..., None])[..., 0]
         noise = torch.randn(512, 10, generator=draws) * 0.003
         batch = Batch(chosen, torch.ones(512, 10, dtype=torch.bool), chosen + noise)
-        assert diagnose(batch, tokens=tokens, entropy=entropy).kind == "consistent"
-        found = diagnose(batch, tokens=tokens, entropy=entropy, repeat_prob=torch.stack(prob, 1))
+        assert diagnose(batch, tokens=tokens, predicted=Predicted(entropy)).kind == "consistent"
+        found = diagnose(batch, tokens=tokens, predicted=Predicted(entropy, torch.stack(prob, 1)))
         assert found.kind == kind, found
     assert found.fault == "sampler" and found.statistics["repeats/excess"] == pytest.approx(-0.09, abs=0.02)
     assert "are in their response already" in found.evidence
@@ -175,12 +176,12 @@ def test_a_temperature_that_neither_column_has_is_no_base():
     chosen = logp.gather(-1, tokens[..., None])[..., 0]
     batch = Batch(chosen, torch.ones(512, 10, dtype=torch.bool), chosen, prompt=torch.arange(512) // 4)
     entropy = torch.special.entr(logp.exp()).sum(-1)
-    found = diagnose(batch, tokens=tokens, entropy=entropy)
+    found = diagnose(batch, tokens=tokens, predicted=Predicted(entropy))
     assert found.fault == "sampler" and "both columns" not in found.evidence
     s = found.statistics
     assert s["collisions/z"] > 4.5 > abs(s["collisions/base2_z"]) and s["surprise/z"] < -4 and s["surprise/base2_z"] < -4
     halved = batch._replace(logp_rollout=chosen / math.log(2), logp_old=chosen / math.log(2))
-    assert diagnose(halved, tokens=tokens, entropy=entropy).fault == "sampler"
+    assert diagnose(halved, tokens=tokens, predicted=Predicted(entropy)).fault == "sampler"
 
 
 def test_exchanged_columns_are_told_by_their_likelihood(example):

@@ -324,12 +324,12 @@ def test_the_terminal_shows_the_verdict_in_24_lines(tmp_path, capsys, monkeypatc
 
 @pytest.mark.usefixtures("no_page")
 @pytest.mark.usefixtures("no_page")
-@pytest.mark.parametrize(("words", "policies"), [([], ["TRAINER", "SAMPLER"]), (["--deploy", "sampler"], ["SAMPLER"])])
+@pytest.mark.parametrize(("words", "policies"), [([], ["TRAINER", "ENGINE"]), (["--deploy", "sampler"], ["ENGINE"])])
 def test_the_answer_is_that_for_the_deployed_policy(tmp_path, monkeypatch, capsys, words, policies):
     monkeypatch.chdir(tmp_path)
     main(["replay", "--example", "--corrections", "icepop", *words])
     shown = capsys.readouterr().out
-    assert [line.split()[0] for line in shown.splitlines() if " DEPLOYED  " in line] == policies
+    assert [line.split("'")[0] for line in shown.splitlines() if " WEIGHTS SERVED  " in line] == policies
     assert ("rollout_is=token" in shown) == ("TRAINER" in policies)  # the sampling policy gets no correction to paste
 
 
