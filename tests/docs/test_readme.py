@@ -110,7 +110,7 @@ def test_the_versions_of_package_citation_and_changelog_are_one():
 
 def test_its_one_picture_has_the_finding_as_its_title():
     ((title, file),) = re.findall(r"!\[(.*)\]\((.*)\)", README)
-    assert file == "docs/replay.png" and f"\n**{title}.**" in README
+    assert file == "docs/leaderboard.png" and f"\n**{title}.**" in README
 
 
 @pytest.mark.slow
