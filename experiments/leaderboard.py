@@ -168,8 +168,8 @@ def choose(runs: pd.DataFrame) -> None:
     head = "# The quick set of `faultline benchmark`, chosen by `python -m experiments.leaderboard quick` (docs/decision.md).\n"
     (RECORDS / "quick.yaml").write_text(head + "".join(lines))
     table = found.sort_values(ascending=False).rename_axis("regime").reset_index(name="separation")
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    publish(FOLDER, table.assign(chosen=table.regime.isin(chosen)))
+    (FOLDER / "quick").mkdir(parents=True, exist_ok=True)
+    publish(FOLDER / "quick", table.assign(chosen=table.regime.isin(chosen)))
 
 
 # --- records -----------------------------------------------------------------------------------------------------------------

@@ -55,14 +55,10 @@ def draw(tables: Mapping[str, pd.DataFrame], regimes: int, file: Path) -> str:
             heights = base + 0.06 * stacked(gains)
             hues = [HUES["bf16"] if row.low > 0 else HUES["fp8_tensor"] if row.high < 0 else NEUTRAL for row in part.itertuples()]
             axis.scatter(gains, heights, color=hues, s=22)
-            ends = pd.concat([part.head(NAMED), part.tail(NAMED)]).drop_duplicates("entry")
-            for i, row in enumerate(ends.itertuples()):
-                left = i >= NAMED
-                text = f"{row.entry.removeprefix(LOSS)} {row.gain:.2f}"
-                place = (0.01, base - 0.1 - 0.1 * (i - NAMED)) if left else (0.99, base - 0.1 - 0.1 * i)
-                axis.text(
-                    *place, text, transform=axis.get_yaxis_transform(), fontsize=7, ha="left" if left else "right", va="top"
-                )
+            for side, x, named in (("right", 0.99, part[:NAMED]), ("left", 0.01, part[NAMED:].tail(NAMED))):
+                for line, row in enumerate(named.itertuples(), 1):
+                    text = f"{row.entry.removeprefix(LOSS)} {row.gain:.2f}"
+                    axis.text(x, base - 0.1 * line, text, transform=axis.get_yaxis_transform(), fontsize=7, ha=side, va="top")
         for gain, name, side in ((0.0, "no correction ", "right"), (1.0, "no mismatch", "center")):
             axis.axvline(gain, color=NEUTRAL, linewidth=0.8, zorder=0)
             axis.text(gain, 1.02, name, transform=axis.get_xaxis_transform(), fontsize=7, ha=side)

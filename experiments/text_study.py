@@ -142,14 +142,18 @@ def origins(results: Results) -> pd.DataFrame:
         process = results.provenance[str(run)][-1]
         packages = process["packages"]
         rows.append(
-            {"arm": arm_of(results.configs[str(run)]), "seed": int(about.seed), "state": about.state, "steps": int(about.step)}
-            | {
+            {
+                "arm": arm_of(results.configs[str(run)]),
+                "seed": int(about.seed),
+                "state": about.state,
+                "steps": int(about.step),
                 "error": str(about.error)[:SHOWN],
                 "commit": process["commit"],
                 "changed": bool(process["diff"]),
                 "device": process["device"],
+                "torch": packages["torch"],
+                "vllm": packages["vllm"],
             }
-            | {"torch": packages["torch"], "vllm": packages["vllm"]}
         )
     return pd.DataFrame(rows).sort_values(KEY)
 

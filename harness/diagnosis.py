@@ -37,20 +37,14 @@ class RunFacts(NamedTuple):
         return lag if bool(lag[mask].any()) else None
 
     def diagnose(
-        self,
-        batch: Batch,
-        lag: Tensor | None = None,
-        tokens: Tensor | None = None,
-        entropy: Tensor | None = None,
-        repeat_prob: Tensor | None = None,
+        self, batch: Batch, lag: Tensor | None = None, tokens: Tensor | None = None, predicted: Predicted | None = None
     ) -> Diagnosis:
         """Diagnose a batch's log-probabilities, allowing for what the run's config explains, such as noise added on purpose.
 
-        lag: versions that each token's weights lag behind, [B, T]. tokens: ids [B, T]. entropy: H(π_old) [B, T] in nats.
-        repeat_prob [B, T]: π_old of all tokens that the response already has.
+        lag: versions that each token's weights lag behind, [B, T]. tokens: ids [B, T]. predicted: of `diagnose`.
         """
         usual = None if lag is not None else self.precision if self.baseline is None else self.baseline
-        found = diagnose(batch, usual=usual, lag=lag, tokens=tokens, predicted=Predicted(entropy, repeat_prob))
+        found = diagnose(batch, usual=usual, lag=lag, tokens=tokens, predicted=predicted)
         if found.question != "b" or not self.noise:
             return found
         evidence = "this run adds noise to its sampler"

@@ -50,14 +50,14 @@ def _certain(value: float) -> Edit:
         added = torch.randint(1, 4, (len(mask), 1), generator=draws)
         place = torch.arange(mask.shape[1]).expand(mask.shape)
         wider = _placed(dump, place, mask.shape[1] + 3)
-        new = torch.arange(mask.shape[1] + 3)
-        new = (new >= ends) & (new < ends + added)
+        index = torch.arange(mask.shape[1] + 3)
+        new = (index >= ends) & (index < ends + added)
         batch, old = wider.batch, wider.batch.logp_old
         assert old is not None
         rollout, old = (torch.where(new, value, column) for column in (batch.logp_rollout, old))
         tokens = None if wider.tokens is None else torch.where(new, wider.tokens.amax() + 1, wider.tokens)
         entropy = None if wider.entropy is None else torch.where(new, 0.0, wider.entropy)
-        again = new & (torch.arange(mask.shape[1] + 3) > ends)  # the added tokens are equal, so all but the first are repeated
+        again = new & (index > ends)  # the added tokens are equal, so all but the first are repeated
         repeat = None if wider.repeat_prob is None else torch.where(new, again.float(), wider.repeat_prob)
         return Columns(batch._replace(logp_rollout=rollout, logp_old=old, mask=batch.mask | new), tokens, entropy, repeat)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from algos.diagnostics.evidence import Predicted
 from harness.config import HubConfig, PrecisionConfig
 from harness.dumps import files
 from harness.errors import UserError, first_line, printable
@@ -77,7 +78,7 @@ def score(model: str, source: Path, out: Path, *, sampler: str, scorer: str, sam
         print(printable(f"{sampler} samples {len(prompts)} responses"), file=sys.stderr, flush=True)
         responses = _sampled(net, by, prompts, samples, tokens, tokenizer.eos_token_id)
     print(printable(f"{scorer} scores {len(prompts)} responses"), file=sys.stderr, flush=True)
-    files.write(output_folder(out.parent) / out.name, _columns(responses, _scored(net, against, responses)))
+    files.write(output_folder(out.parent) / out.name, _columns(responses, *_scored(net, against, responses)))
     print(printable(f"{int(responses.mask.sum()):,} tokens: {out}"))
 
 
@@ -144,19 +145,8 @@ def _sampled(net: PreTrainedModel, by: Engine, prompts: Tensor, samples: int, le
     return SampledResponses(prompts, rollout.tokens.cpu(), rollout.mask.cpu(), rollout.logp.cpu(), group)
 
 
-class Scores(NamedTuple):
-    """Scores of responses by a model π, each [B, T]: log π of each token and the entropy of π in nats, and repeat_prob.
-
-    repeat_prob: π of all tokens that the response already has. entropy and repeat_prob are None unless transformers scores.
-    """
-
-    logp: Tensor
-    entropy: Tensor | None = None
-    repeat_prob: Tensor | None = None
-
-
-def _scored(net: PreTrainedModel, against: Engine, responses: SampledResponses) -> Scores:
-    """Score the responses' tokens by the engine `against` with the weights of `net`."""
+def _scored(net: PreTrainedModel, against: Engine, responses: SampledResponses) -> tuple[Tensor, Predicted]:
+    """Return log π [B, T] of the responses' tokens in nats, and what π predicts; of the latter only transformers computes any."""
     prompts, tokens = responses.prompts.to(device()), responses.tokens.to(device())
     if against.name == HF:
         module: torch.nn.Module = net  # transformers' own `to` has no types
@@ -165,7 +155,7 @@ def _scored(net: PreTrainedModel, against: Engine, responses: SampledResponses) 
     engine = _built(net, against, prompts.shape[1] + tokens.shape[1] + 1)  # vLLM samples one token more to score
     logp = engine.score(prompts, tokens)
     engine.close()
-    return Scores(logp.cpu())
+    return logp.cpu(), Predicted()
 
 
 def _built(net: PreTrainedModel, chosen: Engine, context: int, stop: tuple[int, ...] = ()) -> RolloutEngine:
@@ -178,8 +168,8 @@ def _built(net: PreTrainedModel, chosen: Engine, context: int, stop: tuple[int, 
 
 
 @torch.inference_mode()
-def transformers_scores(net: PreTrainedModel, prompts: Tensor, tokens: Tensor) -> Scores:
-    """Return the scores of tokens [B, T] by transformers' forward pass, with the softmax in fp32; 0 on PAD."""
+def transformers_scores(net: PreTrainedModel, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, Predicted]:
+    """Return log π [B, T] of tokens in nats, and what π predicts, by transformers' forward pass, softmax in fp32; 0 on PAD."""
     logp, entropy, repeat_prob = (torch.zeros(tokens.shape) for _ in range(3))
     progress = Progress(len(tokens))
     for row, (prompt, response) in enumerate(zip(prompts, tokens, strict=True)):
@@ -192,7 +182,7 @@ def transformers_scores(net: PreTrainedModel, prompts: Tensor, tokens: Tensor) -
         entropy[row, there] = torch.special.entr(every.exp()).sum(-1).cpu()
         repeat_prob[row, there] = repeat_probs(every, written).cpu()
         progress.show(f"{row + 1} responses scored")
-    return Scores(logp, entropy, repeat_prob)
+    return logp, Predicted(entropy, repeat_prob)
 
 
 def repeat_probs(logp: Tensor, written: Tensor) -> Tensor:
@@ -203,15 +193,15 @@ def repeat_probs(logp: Tensor, written: Tensor) -> Tensor:
     return torch.where(first < place[:, None], logp[:, ids].exp(), 0.0).sum(-1).clamp(max=1)
 
 
-def _columns(responses: SampledResponses, scores: Scores) -> dict[str, Any]:
-    """Return the scored responses as columns of a dump of one batch: name -> a value per response."""
-    known = {name: values.numpy() for name, values in scores._asdict().items() if name != "logp" and values is not None}
+def _columns(responses: SampledResponses, logp: Tensor, predicted: Predicted) -> dict[str, Any]:
+    """Return the scored responses as columns of a dump of one batch: name -> a value per response. logp: log π_old."""
+    known = {name: values.numpy() for name, values in predicted._asdict().items() if values is not None}
     return known | {
-        "step": np.zeros(len(scores.logp), dtype=np.int64),
+        "step": np.zeros(len(logp), dtype=np.int64),
         "group": responses.group.numpy(),
         "mask": responses.mask.numpy(),
         "logp_rollout": responses.logp.numpy(),
-        "logp_old": scores.logp.numpy(),
+        "logp_old": logp.numpy(),
         "tokens": responses.tokens.numpy(),
         "prompt": [row[row != PAD].numpy() for row in responses.prompts],
     }

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from algos.diagnostics import rounding
+from algos.diagnostics.evidence import Predicted
 from algos.diagnostics.pairs import FEWEST, LogpPairs
 from algos.faults.diagnose import Diagnosis
 from faultline.tools.replay.effect import padded, padded_column
@@ -123,7 +124,9 @@ class Evidence:
             )
         columns = (whole.tokens, whole.entropy, whole.repeat_prob, whole.version)
         tokens, entropy, repeat_prob, version = (None if part is None else padded_column(whole, part) for part in columns)
-        return self.facts.diagnose(batch, lag, tokens, entropy, repeat_prob), DiagnosedTokens(LogpPairs(batch), version)
+        return self.facts.diagnose(batch, lag, tokens, Predicted(entropy, repeat_prob)), DiagnosedTokens(
+            LogpPairs(batch), version
+        )
 
 
 def _thinned(responses: DumpedResponses) -> DumpedResponses:

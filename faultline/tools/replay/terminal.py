@@ -81,8 +81,11 @@ def deployed_lines(verdict: Verdict) -> list[str]:
     return [
         line
         for one in verdict.deployed
-        for below in [" (set below)" if one.settings else ""]
-        for line in wrap(f"{SERVED[one.policy]}  {one.text}{below}. {one.measured}", WIDTH, subsequent_indent="  ")
+        for line in wrap(
+            f"{SERVED[one.policy]}  {one.text}{' (set below)' * bool(one.settings)}. {one.measured}",
+            WIDTH,
+            subsequent_indent="  ",
+        )
     ]
 
 

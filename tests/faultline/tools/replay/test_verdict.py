@@ -323,7 +323,6 @@ def test_the_terminal_shows_the_verdict_in_24_lines(tmp_path, capsys, monkeypatc
 
 
 @pytest.mark.usefixtures("no_page")
-@pytest.mark.usefixtures("no_page")
 @pytest.mark.parametrize(("words", "policies"), [([], ["TRAINER", "ENGINE"]), (["--deploy", "sampler"], ["ENGINE"])])
 def test_the_answer_is_that_for_the_deployed_policy(tmp_path, monkeypatch, capsys, words, policies):
     monkeypatch.chdir(tmp_path)
