@@ -130,8 +130,8 @@ def arm_of_verdict(verdict: Mapping[str, Any]) -> str:
 def ask(results: Results, known: pd.DataFrame) -> pd.DataFrame:
     """Run `faultline replay` on the dump of step 0 of each uncorrected run. Runs with a row in `known` are skipped.
 
-    Returns `known` with a row more per run asked: regime (task with a mismatch), seed, arm (the proposed correction), need (a
-    value of `faultline.tools.replay.verdict.Need`), k3 in nats per token, and mean tokens of a response.
+    Returns `known` with a row more per run asked: regime (task with a mismatch), seed, arm (the proposed correction), k3
+    in nats per token, and mean tokens of a response.
     """
     rows = known.to_dict("records")
     asked = set(zip(known.regime, known.seed, strict=True))
@@ -146,9 +146,9 @@ def ask(results: Results, known: pd.DataFrame) -> pd.DataFrame:
             words = ["-m", "faultline", "replay", str(dump), "--json", "--corrections", "none", "--out", out]
             answer = subprocess.run([sys.executable, *words], check=True, capture_output=True, text=True).stdout
         verdict = json.loads(answer)
-        row = {"regime": regime, "seed": about.seed, "arm": arm_of_verdict(verdict), "need": verdict["need"]}
+        row = {"regime": regime, "seed": about.seed, "arm": arm_of_verdict(verdict)}
         rows.append(row | {"k3": verdict["mismatch"]["k3"], "tokens": verdict["dump"]["mean_tokens"]})
-    return pd.DataFrame(rows, columns=["regime", "seed", "arm", "need", "k3", "tokens"]).sort_values(["regime", "seed"])
+    return pd.DataFrame(rows, columns=["regime", "seed", "arm", "k3", "tokens"]).sort_values(["regime", "seed"])
 
 
 # --- records -----------------------------------------------------------------------------------------------------------------
@@ -444,7 +444,7 @@ def _endpoints() -> pd.DataFrame:
 
 def _verdicts() -> pd.DataFrame:
     file = FOLDER / "verdicts.csv"
-    return pd.read_csv(file) if file.is_file() else pd.DataFrame(columns=["regime", "seed", "arm", "need", "k3", "tokens"])
+    return pd.read_csv(file) if file.is_file() else pd.DataFrame(columns=["regime", "seed", "arm", "k3", "tokens"])
 
 
 def _of(runs: pd.DataFrame, part: list[Regime]) -> pd.DataFrame:

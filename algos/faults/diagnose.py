@@ -15,6 +15,11 @@ from algos.faults import FAULTS
 from algos.faults.base import QUESTIONS, SIZE, SURE, Fault, broken, excess, or_both_bases
 
 UNKNOWN = "not explained by rounding"
+BY_SIZE = {
+    "yours": "the rollouts' format, which --precision must name; then replay with --baseline and a dump of a good run of this "
+    "model: the bound is of SmolLM2-135M, and a larger model may be above it without a fault"
+}
+"""Check where K3 exceeds what rounding in the sampler's precision gives in SmolLM2-135M, and nothing else is known."""
 
 
 class Diagnosis(NamedTuple):
@@ -55,13 +60,14 @@ def diagnose(
     """Diagnose a batch's log-probabilities by the first fault that their statistics show; wrong logging is tried first.
 
     usual: the sampler's precision, a key of `rounding.K3`, or the K3 of a batch that the same model logged without a fault.
-    Without it K3 may be as large as in the coarsest format. lag [B, T]: number of versions by which each token's weights are
-    known to be old, which is no fault. tokens [B, T]: ids, which identify repeated samples exactly. predicted: entropies of
-    π_old, which reveal another sampler's tokens, and probabilities of a repeated token, which reveal a penalty.
-    Raises ValueError without `logp_old`.
+    Without it K3 may be as large as in the coarsest format. A K3 above a precision's bound alone is of kind unknown. lag [B, T]:
+    number of versions by which each token's weights are known to be old, which is no fault. tokens [B, T]: ids, which identify
+    repeated samples exactly. predicted: entropies of π_old, which reveal another sampler's tokens, and probabilities of a
+    repeated token, which reveal a penalty. Raises ValueError without `logp_old`.
     """
     found = statistics(batch, tokens, predicted)
     found["size/k3_most"] = rounding.most(usual)
+    found["size/k3_most_of_model"] = rounding.most(None if isinstance(usual, str) else usual)
     found["size/lag"] = found["size/lag_spread"] = 0.0
     if lag is not None and bool(batch.mask.any()):
         known = torch.where(batch.mask, lag, 0)
@@ -81,7 +87,8 @@ def judge(found: Statistics) -> Diagnosis:
         why = _unexplained(found)
         above = found["identity/z"] > 0  # a mean above 1 is no other policy's, where one below may be a lost tail
         if why and (fault.question == "c" or (fault.question == "b" and why[0] == "a" and above)):
-            return Diagnosis("unknown", None, why[0], why[1], {}, "high", 1.0, found, power)
+            check = BY_SIZE if why[0] == "b" and found["size/k3_most"] < found["size/k3_most_of_model"] else {}
+            return Diagnosis("unknown", None, why[0], why[1], check, "high", 1.0, found, power)
         strength = fault.signature(found)
         if strength is not None:
             kind: Literal["consistent", "fault"] = "consistent" if fault.question == "c" else "fault"

@@ -191,9 +191,9 @@ def _page(
         Section("Grid", "Each cell: share of tokens kept, ESS.", table=grid_table(replayed), wrapped=False),
     ]
     why = [*reasons(verdict), *starved(verdict)]
-    need = [headline(verdict), *(deployed_lines(verdict) if consistent else []), *why]
+    told = [headline(verdict), *(deployed_lines(verdict) if consistent else []), *why]
     sound = diagnosis_lines(verdict.diagnosis)
-    answer = [*(need + sound if consistent else sound + need), *gate_lines(verdict), *summary(replayed)]
+    answer = [*(told + sound if consistent else sound + told), *gate_lines(verdict), *summary(replayed)]
     return page(f"{verdict.dump.name}: is a correction needed, and which?", answer, sections)
 
 

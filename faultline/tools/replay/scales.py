@@ -25,4 +25,4 @@ SCALES = (
 NEGLIGIBLE = 1e-4
 """K3 in nats per token below which mismatch is negligible. Our choice, between FP16 and BF16; no source has it."""
 LARGE = 1e-2
-"""K3 in nats per token from which the verdict says "try a correction". Our choice; no source calibrates one (docs/k3.md)."""
+"""K3 in nats per token from which no weight is proposed that hardly varies. Our choice; no source calibrates one (docs/k3.md)."""

@@ -30,7 +30,7 @@ WORDS = {
     "no weight suffices": "no importance weight suffices",
     "not asked": "no correction is proposed",
 }
-"""Value of Verdict.need -> its words in the terminal, where no weight is proposed."""
+"""Value of Verdict.by_size -> its words in the terminal, where no weight is proposed."""
 FIXED = "No bug found. The settings are a fixed default; choosing by the dump was not shown better."
 """Headline where the study of docs/decision.md supports one correction for each deployed policy, whatever the dump shows. Of the
 other rules and corrections none differs from it significantly there."""
@@ -144,7 +144,7 @@ def measured(gate: GateResult) -> str:
 def headline(verdict: Verdict) -> str:
     """Summarise the verdict in a sentence."""
     if not verdict.answerable:
-        return f"{WORDS[verdict.need].capitalize()}."
+        return f"{WORDS[verdict.by_size].capitalize()}."
     fixed = all(one.rule == CONSTANT for one in verdict.deployed)
     return FIXED if fixed else "By the rule tested for the policy that you deploy:"
 
@@ -153,7 +153,7 @@ def reasons(verdict: Verdict) -> list[str]:
     """Return sentences on what the mismatch's size alone says. Beside a tested rule they stand only if no weight is proposed."""
     if not verdict.answerable:
         return [verdict.reason]
-    return [] if verdict.proposal else [f"By its size alone: {WORDS[verdict.need]}.", verdict.reason]
+    return [] if verdict.proposal else [f"By its size alone: {WORDS[verdict.by_size]}.", verdict.reason]
 
 
 def starved(verdict: Verdict) -> list[str]:

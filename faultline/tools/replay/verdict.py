@@ -46,9 +46,10 @@ UNGROUPED = "No column group: intervals take responses for independent, and may 
 UNCHANGED = 0.999
 """ESS (a share) above which truncated weights hardly vary. They then only scale the loss and correct nothing."""
 
-Need = Literal["none", "advised", "required", "undecided", "no weight suffices", "not asked"]
-"""Whether a dump needs a correction. none, advised, required: by its K3. undecided: the dump or K3's interval leaves it open.
-no weight suffices: no bound reaches the target ESS. not asked: a fault, or more than rounding, in the log-probabilities."""
+BySize = Literal["none", "weight", "undecided", "no weight suffices", "not asked"]
+"""What the size of the mismatch alone asks for, by uncalibrated cut-offs: no correction, or a weight. undecided: the dump or K3's
+interval leaves it open. no weight suffices: no bound reaches the target ESS. not asked: a fault, or more than rounding, in the
+log-probabilities."""
 
 
 class _Part(BaseModel):
@@ -164,13 +165,15 @@ class Bound(_Part):
 class Verdict(_Part):
     """The verdict on a dump, as `faultline replay --json` prints it."""
 
-    schema_version: Literal[2] = Field(default=2, description="of this layout")
+    schema_version: Literal[3] = Field(default=3, description="of this layout")
     dump: DumpSize = Field(description="what was read")
     diagnosis: DiagnosisSummary = Field(description="whether the log-probabilities are what they should be")
     mismatch: Mismatch = Field(description="how far rollout engine and trainer are apart")
-    need: Need = Field(description="whether a correction is needed")
+    by_size: BySize = Field(
+        description="what the size alone asks for, by uncalibrated cut-offs; `deployed` has the tested answer"
+    )
     reason: str = Field(description="why, in a sentence")
-    proposal: Proposal | None = Field(description="the weight to use; null where none is needed, none suffices or none is asked")
+    proposal: Proposal | None = Field(description="the weight for `by_size`; null where it asks for none or none suffices")
     presets: list[PresetEffect] = Field(description="the well-known presets, or those of --corrections; least ESS first")
     deployed: list[Deployed] = Field(default=[], description="the answer for each policy that may be deployed")
     persistence: float | None = Field(default=None, description="of the mismatch between two steps; null where it is not told")
@@ -184,7 +187,7 @@ class Verdict(_Part):
     @property
     def answerable(self) -> bool:
         """Whether a rule may name a correction: the log-probabilities are shown to be consistent, and none is a mask's fill."""
-        unfit = self.need == "undecided" and self.proposal is None
+        unfit = self.by_size == "undecided" and self.proposal is None
         return self.diagnosis.consistent and self.diagnosis.tells and not unfit
 
 
@@ -214,18 +217,14 @@ def judge(
         pareto_k=_or_none(m["mismatch/pareto_k"]),
     )
     proposal = propose(replayed, advice.bounds, target)
-    need, reason = _need(mismatch, proposal, target)
+    by_size, reason = _by_size(mismatch, proposal, target)
     if not diagnosis.consistent:
-        need, reason, proposal = "not asked", MEND_FIRST, None
+        by_size, reason, proposal = "not asked", MEND_FIRST, None
     elif not diagnosis.tells:
-        need, reason, proposal = (
-            "undecided",
-            "Dump at least four prompts, better a thousand responses.",
-            None,
-        )
+        by_size, reason, proposal = "undecided", "Dump at least four prompts, better a thousand responses.", None
     elif replayed.fills:
         fills = f"{replayed.fills:,} of {replayed.tokens:,} tokens have a log-probability below {FILL:g}"
-        need, reason, proposal = "undecided", f"{fills}, a mask's fill: set their mask to false.", None
+        by_size, reason, proposal = "undecided", f"{fills}, a mask's fill: set their mask to false.", None
     return Verdict(
         dump=DumpSize(
             name=name,
@@ -237,9 +236,9 @@ def judge(
         ),
         diagnosis=diagnosis,
         mismatch=mismatch,
-        need=need,
+        by_size=by_size,
         reason=reason,
-        proposal=proposal if need in ("advised", "required", "undecided") else None,
+        proposal=proposal if by_size in ("weight", "undecided") else None,
         presets=listed(replayed, null, shown),
         bounds=[_bound(row) for row in advice.bounds.to_dict("records")],
         skipped=replayed.skipped,
@@ -328,13 +327,13 @@ def _rounded_down(c: float) -> float:
     return math.floor(c * 10**decimals) / 10**decimals
 
 
-def _need(mismatch: Mismatch, proposal: Proposal | None, target: Target) -> tuple[Need, str]:
-    """Return (need of a correction, reason). It is "undecided" if K3 has no interval, or one whose ends differ in need."""
+def _by_size(mismatch: Mismatch, proposal: Proposal | None, target: Target) -> tuple[BySize, str]:
+    """Return (what the size asks for, reason). It is "undecided" if K3 has no interval, or one that NEGLIGIBLE divides."""
     if mismatch.largest_log_ratio == 0:
         return "none", "Every ratio is exactly 1."
     fits = mismatch.ess_sequence is not None and mismatch.ess_sequence >= target.ess
-    low, high = (_by_k3(k3, fits) for k3 in mismatch.k3_interval or (0.0, math.inf))
-    if proposal is None and low != "none":
+    low, high = (fits and k3 < NEGLIGIBLE for k3 in mismatch.k3_interval or (0.0, math.inf))
+    if proposal is None and not low:
         return (
             "no weight suffices",
             f"No bound leaves weights that differ and an ESS of {target.ess:g}: bring engine and trainer closer first.",
@@ -343,30 +342,14 @@ def _need(mismatch: Mismatch, proposal: Proposal | None, target: Target) -> tupl
         return "undecided", "One prompt or response gives K3 no interval."
     if low != high:
         ends = "K3 is {:.1e} to {:.1e} (95 %)".format(*mismatch.k3_interval)
-        crossed = [f"{NEGLIGIBLE:.0e}"] * (low == "none") + [f"{LARGE:.0e}"] * (high == "required")
-        lie = "cut-offs {} and {} lie" if len(crossed) == 2 else "cut-off {} lies"
-        return "undecided", f"{ends}: our {lie.format(*crossed)} between."
-    return low, _reason(low, mismatch)
-
-
-def _by_k3(k3: float, fits: bool) -> Literal["none", "advised", "required"]:
-    """Need at the K3 `k3`: "required" from LARGE, "none" below NEGLIGIBLE if the sequence ESS reaches its target (`fits`)."""
-    if k3 >= LARGE:
-        return "required"
-    return "none" if k3 < NEGLIGIBLE and fits else "advised"
-
-
-def _reason(need: Literal["none", "advised", "required"], mismatch: Mismatch) -> str:
-    low, high = (f"{end:.1e}" for end in SCALES[0][:2])
-    if need == "required":
-        return f"K3 is above {LARGE:.0e}, our uncalibrated cut-off."
-    if need == "none":
-        ess = f"sequence ESS {mismatch.ess_sequence:.3f}"
-        return f"K3 < {NEGLIGIBLE:.0e}, {ess}. FP16, K3 {low} to {high}, trains alike without a correction."
+        return "undecided", f"{ends}: our cut-off {NEGLIGIBLE:.0e} lies between."
+    ess = "none" if mismatch.ess_sequence is None else f"{mismatch.ess_sequence:.3f}"
+    if low:
+        fp16 = "FP16, K3 {:.1e} to {:.1e}, trains alike without a correction.".format(*SCALES[0][:2])
+        return "none", f"K3 < {NEGLIGIBLE:.0e}, sequence ESS {ess}. {fp16}"
     if mismatch.k3 < NEGLIGIBLE:
-        ess = "none" if mismatch.ess_sequence is None else f"{mismatch.ess_sequence:.3f}"
-        return f"K3 < {NEGLIGIBLE:.0e}, but the sequence ESS is {ess}: small ratios add up over a response."
-    return f"K3 is between our uncalibrated cut-offs, {NEGLIGIBLE:.0e} and {LARGE:.0e}."
+        return "weight", f"K3 < {NEGLIGIBLE:.0e}, but the sequence ESS is {ess}: small ratios add up over a response."
+    return "weight", f"K3 is above {NEGLIGIBLE:.0e}, our uncalibrated cut-off."
 
 
 def listed(replayed: Replayed, null: Replayed | None, shown: Container[str] | None = None) -> list[PresetEffect]:

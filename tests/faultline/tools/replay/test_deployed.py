@@ -35,7 +35,7 @@ def verdict(k3: float = 1e-2, tokens: float = 32, kind: str = "consistent") -> V
         strength=0.0, statistics={},
     )  # fmt: skip
     return Verdict(
-        dump=size, diagnosis=diagnosis, mismatch=mismatch, need="required", reason="It is.", proposal=PROPOSAL, presets=[],
+        dump=size, diagnosis=diagnosis, mismatch=mismatch, by_size="weight", reason="It is.", proposal=PROPOSAL, presets=[],
         bounds=[], skipped={}, limitations=[],
     )  # fmt: skip
 
@@ -96,7 +96,7 @@ def test_v2_knows_no_persistence_of_a_lag_far_from_20(lag, arm):
 
 
 def test_a_fault_gets_no_arm_and_no_word_on_rules():
-    unsound = verdict(kind="unknown").model_copy(update={"need": "not asked", "reason": "Mend it."})
+    unsound = verdict(kind="unknown").model_copy(update={"by_size": "not asked", "reason": "Mend it."})
     found = answers(unsound, ONE_STEP, frozen("best constant"), ["trainer", "sampler"])
     assert [one.arm for one in found] == [None, None]
     shown = terminal.lines(unsound.model_copy(update={"deployed": found}))
@@ -106,7 +106,7 @@ def test_a_fault_gets_no_arm_and_no_word_on_rules():
 def test_too_few_prompts_get_no_headline_of_a_tested_rule():
     """Without a standard error no rule proposes a correction."""
     few = verdict()
-    few = few.model_copy(update={"diagnosis": few.diagnosis.model_copy(update={"error": None}), "need": "undecided"})
+    few = few.model_copy(update={"diagnosis": few.diagnosis.model_copy(update={"error": None}), "by_size": "undecided"})
     found = answers(few, ONE_STEP, frozen("best constant"), ["trainer"])
     assert not few.diagnosis.tells and not any(
         terminal.FIXED in line for line in terminal.lines(few.model_copy(update={"deployed": found}))
@@ -115,7 +115,7 @@ def test_too_few_prompts_get_no_headline_of_a_tested_rule():
 
 def test_a_tested_rule_answers_where_the_size_alone_would_not():
     """The constant was tested on every regime; the size alone asks for none."""
-    small = verdict(k3=1e-5).model_copy(update={"need": "none", "reason": "K3 is small.", "proposal": None})
+    small = verdict(k3=1e-5).model_copy(update={"by_size": "none", "reason": "K3 is small.", "proposal": None})
     found = answers(small, ONE_STEP, frozen("best constant"), ["trainer"])
     shown = terminal.lines(small.model_copy(update={"deployed": found}))
     at = shown.index(f"VERDICT  {terminal.FIXED}")

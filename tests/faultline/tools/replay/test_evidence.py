@@ -116,7 +116,7 @@ def test_a_broken_dump_gets_no_correction(tmp_path, edit, name):
         return
     assert verdict.diagnosis.kind in ("fault", "unknown"), verdict.diagnosis
     assert fault is None or verdict.diagnosis.fault == fault, verdict.diagnosis
-    assert (verdict.need, verdict.proposal) == ("not asked", None)
+    assert (verdict.by_size, verdict.proposal) == ("not asked", None)
     shown = terminal.lines(verdict)
     assert shown[0].startswith(("FAULT  ", "UNKNOWN  ")) and "VERDICT  No correction is proposed." in shown
     assert len(shown) <= 23 and max(map(len, shown)) <= 100 and not any("Try a" in line for line in shown)
@@ -155,7 +155,7 @@ def test_the_json_says_it(swapped, capsys):
         main(["replay", str(swapped), "--corrections", "icepop", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert left.value.code == FAULT
-    assert found["diagnosis"]["fault"] == "swapped" and found["proposal"] is None and found["need"] == "not asked"
+    assert found["diagnosis"]["fault"] == "swapped" and found["proposal"] is None and found["by_size"] == "not asked"
     assert found["diagnosis"]["check"]["verl"] == "rollout_log_probs against old_log_probs in the dump"
 
 

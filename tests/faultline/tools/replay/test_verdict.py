@@ -96,7 +96,7 @@ def test_what_the_shipped_dumps_say(shipped):
     name, verdict, _ = shipped
     kept = {row.preset: row.tokens_kept for row in verdict.presets}
     level = {"bf16": "sequence", "fp8": "token"}[name]
-    assert verdict.need == {"bf16": "advised", "fp8": "required"}[name]
+    assert verdict.by_size == "weight"
     assert verdict.proposal.level == level and verdict.proposal.upper == USUAL and verdict.proposal.interval is None
     same = {"token": "verl/decoupled_token_is", "sequence": "verl/decoupled_seq_is"}[level]
     assert verdict.proposal.ess == pytest.approx(next(row.ess for row in verdict.presets if row.preset == same), rel=1e-5)
@@ -116,22 +116,21 @@ def dump(path, ratios):
 
 def test_equal_policies_need_no_correction(tmp_path):
     verdict = verdict_of(dump(tmp_path / "d.parquet", np.zeros((20, 5))))
-    assert (verdict.need, verdict.proposal, verdict.reason) == ("none", None, "Every ratio is exactly 1.")
+    assert (verdict.by_size, verdict.proposal, verdict.reason) == ("none", None, "Every ratio is exactly 1.")
     assert "  By its size alone: leave it uncorrected. Every ratio is exactly 1." in terminal.lines(verdict)
     assert verdict.mismatch.pareto_k is None
 
 
-@pytest.mark.parametrize(("k3", "need"), [(NEGLIGIBLE / 2, "none"), (NEGLIGIBLE * 2, "advised"), (LARGE * 2, "required")])
-def test_the_need_goes_by_the_published_scales(tmp_path, k3, need):
+@pytest.mark.parametrize(("k3", "asked"), [(NEGLIGIBLE / 2, "none"), (NEGLIGIBLE * 2, "weight"), (LARGE * 2, "weight")])
+def test_the_size_asks_for_a_weight_from_the_cut_off_on(tmp_path, k3, asked):
     """Half of the tokens at l = ±a each: K3 = cosh a − 1. Single tokens, so that sequence and token weights are the same."""
     a = math.acosh(1 + k3)
     ratios = np.where(np.arange(400) % 2, a, -a)[:, None]
     verdict = verdict_of(dump(tmp_path / "d.parquet", ratios))
-    assert verdict.mismatch.k3 == pytest.approx(k3, rel=1e-9) and verdict.need == need
-    assert (verdict.proposal is None) == (need == "none")
-    assert any("By its size alone: leave it uncorrected." in line for line in terminal.lines(verdict)) == (need == "none")
-    between, above = "K3 is between our uncalibrated cut-offs, 1e-04 and 1e-02.", "K3 is above 1e-02, our uncalibrated cut-off."
-    assert need == "none" or verdict.reason == {"advised": between, "required": above}[need]
+    assert verdict.mismatch.k3 == pytest.approx(k3, rel=1e-9) and verdict.by_size == asked
+    assert (verdict.proposal is None) == (asked == "none")
+    assert any("By its size alone: leave it uncorrected." in line for line in terminal.lines(verdict)) == (asked == "none")
+    assert asked == "none" or verdict.reason == "K3 is above 1e-04, our uncalibrated cut-off."
 
 
 def test_the_published_scales_ascend_and_name_the_runs_that_collapsed():
@@ -150,13 +149,13 @@ def test_a_negligible_k3_needs_a_correction_where_long_responses_add_it_up(tmp_p
     and that of 64 draws is (ΣR)²/(64·ΣR²)."""
     rng = np.random.default_rng(0)
     short, long = (rng.normal(-5e-5, 1e-2, (64, length)) for length in (10, 8000))
-    assert verdict_of(dump(tmp_path / "short.parquet", short)).need == "none"
+    assert verdict_of(dump(tmp_path / "short.parquet", short)).by_size == "none"
     verdict = verdict_of(dump(tmp_path / "long.parquet", long))
     assert verdict.mismatch.k3 == pytest.approx(5e-5, rel=0.02) and verdict.mismatch.k3_interval[1] < NEGLIGIBLE
     exact = np.exp(long.sum(1))
     assert verdict.mismatch.ess_sequence == pytest.approx(exact.sum() ** 2 / (64 * (exact**2).sum()), rel=1e-6)
     assert verdict.mismatch.ess_sequence < 0.75 < TARGET.ess
-    assert verdict.need == "advised" and verdict.proposal is not None
+    assert verdict.by_size == "weight" and verdict.proposal is not None
     assert f"but the sequence ESS is {verdict.mismatch.ess_sequence:.3f}" in verdict.reason
 
 
@@ -165,31 +164,22 @@ def test_the_reason_of_none_quotes_the_published_range(tmp_path):
     assert "FP16, K3 8.0e-06 to 1.5e-05" in verdict.reason and len(verdict.reason) <= terminal.WIDTH - 2
 
 
-def test_the_interval_of_k3_decides_whether_the_need_is_decided(tmp_path):
-    """10 of n responses with l = 1, K3 e − 2 = .718, the others with 0. A resample has Binomial(n, 10/n) of them, 95 % of them
-    5 to 16 or so, with quantiles of 200 resamples one or two apart. n = 100: K3 .036 to .11. n = 718: .005 to .016."""
+def test_an_interval_across_the_cut_off_decides_nothing(tmp_path):
+    """10 of n responses with l = 0.1, K3 e^.1 − 1.1 = .00517, the others with 0. A resample has Binomial(n, 10/n) of
+    them, 95 % 5 to 16 or so, with quantiles of 200 resamples one or two apart. n = 100: K3 2.6e-4 to 8e-4. n = 718: 3.6e-5 to 1.2e-4."""
     found = {}
     for n in (100, 718):
-        ratios = np.where(np.arange(n) < 10, 1.0, 0.0)[:, None]
+        ratios = np.where(np.arange(n) < 10, 0.1, 0.0)[:, None]
         found[n] = verdict_of(dump(tmp_path / f"{n}.parquet", ratios))
-        drawn = np.array(found[n].mismatch.k3_interval) * n / (math.e - 2)
+        drawn = np.array(found[n].mismatch.k3_interval) * n / (math.exp(0.1) - 1.1)
         assert drawn == pytest.approx(binom.ppf([0.025, 0.975], n, 10 / n), abs=2)
-    assert (found[100].need, found[718].need) == ("required", "undecided")
-    assert found[718].reason.endswith(" (95 %): our cut-off 1e-02 lies between.") and found[718].proposal is not None
-
-
-def test_an_interval_across_both_cutoffs_names_both(tmp_path):
-    """2 of 200 responses with l = 0.9, K3 0.56, the others with 0. A resample has none of them with (1 − .01)²⁰⁰ = .13, and
-    five with K3 .014 in 5 % of the cases. The sequence ESS is (198 + 2·2.46)²/(200·(198 + 2·6.05)) = .98."""
-    verdict = verdict_of(dump(tmp_path / "d.parquet", np.where(np.arange(200) < 2, 0.9, 0.0)[:, None]))
-    low, high = verdict.mismatch.k3_interval
-    assert low < NEGLIGIBLE and high >= LARGE and verdict.mismatch.ess_sequence == pytest.approx(0.98, abs=0.01)
-    assert verdict.reason.endswith(" (95 %): our cut-offs 1e-04 and 1e-02 lie between.")
+    assert (found[100].by_size, found[718].by_size) == ("weight", "undecided")
+    assert found[718].reason.endswith(" (95 %): our cut-off 1e-04 lies between.") and found[718].proposal is not None
 
 
 def test_one_response_decides_nothing(tmp_path):
     verdict = verdict_of(dump(tmp_path / "d.parquet", np.full((1, 5), 1.0)))
-    assert (verdict.need, verdict.mismatch.k3_interval) == ("undecided", None)
+    assert (verdict.by_size, verdict.mismatch.k3_interval) == ("undecided", None)
 
 
 @pytest.mark.slow
@@ -253,7 +243,7 @@ def test_no_weight_suffices_where_none_has_the_ess(tmp_path):
     """ρ = .01 on half of each response's tokens, which no bound lifts: ESS ½. R = 1e-4 to 1e-20, so sequences have less."""
     ratios = np.log(np.where(np.arange(20) % 2, 0.01, 1.0))[None] * np.arange(1, 401)[:, None] / 200
     verdict = verdict_of(dump(tmp_path / "d.parquet", ratios))
-    assert verdict.need == "no weight suffices" and verdict.proposal is None
+    assert verdict.by_size == "no weight suffices" and verdict.proposal is None
     assert any("By its size alone: no importance weight suffices." in line for line in terminal.lines(verdict))
 
 
@@ -263,7 +253,7 @@ def test_nothing_is_required_that_leaves_what_no_correction_leaves(tmp_path):
     Its ESS is (3999·2 + ½)²/(4000·(3999·4 + ¼)) = .99986, and nearer to 1 at a smaller C."""
     ratios = np.log(np.where(np.arange(4000) == 7, 0.5, 4.0))[:, None]
     verdict = verdict_of(dump(tmp_path / "d.parquet", ratios))
-    assert (verdict.need, verdict.proposal) == ("no weight suffices", None) and verdict.mismatch.k3 > LARGE
+    assert (verdict.by_size, verdict.proposal) == ("no weight suffices", None) and verdict.mismatch.k3 > LARGE
     assert "No bound leaves weights that differ" in verdict.reason
 
 
@@ -356,7 +346,7 @@ def test_the_faulty_example_is_named_and_gets_no_correction(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "fp8")) for name in EXAMPLES])
 def test_no_words_of_the_verdict_require_anything(tmp_path, monkeypatch, capsys, name):
-    """`required` is a value in JSON alone: no K3 is known to harm."""
+    """No K3 is known to harm."""
     monkeypatch.chdir(tmp_path)
     with suppress(SystemExit):  # the faulty one
         main(["replay", "--example", name, "--all"])
@@ -377,7 +367,7 @@ def test_json_is_one_valid_document_of_the_documented_schema(tmp_path, capsys):
     assert found["presets"][0].keys() == {"preset", "label", "tokens_kept", "responses_kept", "ess", "largest_weight",
                                           "false_rejections"}  # fmt: skip
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(found | {"need": "perhaps"}, Verdict.model_json_schema())
+        jsonschema.validate(found | {"by_size": "perhaps"}, Verdict.model_json_schema())
 
 
 def test_the_documented_fields_are_those_of_the_schema():
@@ -416,7 +406,7 @@ def test_the_fill_of_a_mask_is_named_and_changes_no_sign(tmp_path, column, fill)
                                               for row in rows))  # fmt: skip
     verdict = verdict_of(tmp_path / "d.jsonl")
     assert 0 < verdict.mismatch.k3_interval[0] < verdict.mismatch.k3 < verdict.mismatch.k3_interval[1]
-    assert (verdict.need, verdict.proposal) == ("undecided", None)
+    assert (verdict.by_size, verdict.proposal) == ("undecided", None)
     assert verdict.reason.startswith("52 of ") and "log-probability below -1000, a mask's fill" in verdict.reason
     assert "the fill values count" in verdict.limitations[0]
     (answer,) = answers(verdict, Lasting(None, "one step"), records.verdict(), ["trainer"])
