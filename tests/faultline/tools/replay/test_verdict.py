@@ -165,8 +165,9 @@ def test_the_reason_of_none_quotes_the_published_range(tmp_path):
 
 
 def test_an_interval_across_the_cut_off_decides_nothing(tmp_path):
-    """10 of n responses with l = 0.1, K3 e^.1 − 1.1 = .00517, the others with 0. A resample has Binomial(n, 10/n) of
-    them, 95 % 5 to 16 or so, with quantiles of 200 resamples one or two apart. n = 100: K3 2.6e-4 to 8e-4. n = 718: 3.6e-5 to 1.2e-4."""
+    """10 of n responses with l = 0.1, K3 e^.1 − 1.1 = .00517, the others with 0. A resample has Binomial(n, 10/n) of them,
+    95 % of the resamples 5 to 16 or so, with quantiles of 200 resamples one or two apart. n = 100: K3 2.6e-4 to 8e-4.
+    n = 718: 3.6e-5 to 1.2e-4."""
     found = {}
     for n in (100, 718):
         ratios = np.where(np.arange(n) < 10, 0.1, 0.0)[:, None]
