@@ -36,9 +36,13 @@ def compose(*overrides: str, config_dir: Path | None = None) -> dict[str, Any]:
 
 
 def check_files(folder: str | None) -> None:
-    """Raise UserError for a YAML file below --config-dir that Hydra cannot read, or that is no regular file."""
+    """Raise UserError for a YAML file below --config-dir that Hydra cannot read, that is no regular file, or that is empty.
+
+    A command that failed leaves an empty file where its output was to go, and Hydra would take it for an option without keys.
+    """
     for file in sorted(Path(folder).rglob("*.yaml")) if folder else ():
-        read_yaml(file)
+        if read_yaml(file) is None:
+            raise UserError(f"{file}: empty; write the command's output into it again, or {{}} for an option without keys")
 
 
 class Choices(NamedTuple):

@@ -15,6 +15,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from harness.boundary import command, refusing
+from harness.compose import compose
 from harness.errors import UserError
 from harness.yaml_file import LARGEST_CONTENT, LARGEST_FILE, read_yaml
 from tests.waiting import PATIENCE
@@ -169,3 +170,13 @@ def test_another_broken_pipe_is_a_bug():
 
     with pytest.raises(BrokenPipeError), command():
         broken_pipe()
+
+
+def test_an_empty_config_of_the_user_is_refused_before_a_run(tmp_path):
+    """`import-config run.sh > mine.yaml` that failed leaves one, and Hydra would train the defaults in its place."""
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("# nothing\n")
+    with pytest.raises(UserError, match="mine.yaml: empty; write the command's output into it again"):
+        compose("+experiment=mine", config_dir=tmp_path)
+    (tmp_path / "experiment" / "mine.yaml").write_text("{}\n")
+    assert compose("+experiment=mine", config_dir=tmp_path) == compose()

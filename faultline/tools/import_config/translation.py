@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, NoReturn, overload
 import yaml
 
 from algos.corrections.spec import Correction, Denominator, Normalize, Plugin, RatioNumerator, Reject, Weight
+from harness.compose import compose
 from harness.errors import UserError, printable
 
 LIST_IN_TEXT = re.compile(r"""\[\s*['"]?([^'",\]]+?)['"]?\s*(?:,.*)?\]""", re.S)
@@ -231,7 +232,7 @@ class Translation:
             return
         counted = f"{steps} is not set" if value is None else f"{source.key(epochs)}={value}: a run here counts steps, not epochs"
         remedy = "set steps = epochs · prompts of the data ÷ rollout.prompts"
-        self.warnings.append(f"{counted}. STEPS STAY THOSE OF THE DEFAULTS: {remedy}")
+        self.warnings.append(f"{counted}. STEPS STAY AT THE DEFAULT OF {compose()['steps']}: {remedy}")
 
     def small_model(self, source: Source, model: str) -> None:
         """Put first a warning that the built-in small model trains, if the config names a model by the key `model`.

@@ -143,7 +143,7 @@ def test_a_length_in_epochs_is_the_loudest_line(tmp_path, capsys, theirs, line):
     main(["import-config", str(tmp_path / "theirs.yaml")])
     out, err = capsys.readouterr()
     first = next(shown for shown in out.splitlines()[3:] if shown.startswith("#"))
-    assert first.startswith(f"# WARNING: {line}") and "STEPS STAY THOSE OF THE DEFAULTS" in first and err == f"{first}\n"
+    assert first.startswith(f"# WARNING: {line}") and "STEPS STAY AT THE DEFAULT OF 280: set steps" in first and err == f"{first}\n"
 
 
 def test_a_length_in_steps_warns_of_nothing(imported, capsys):
@@ -493,7 +493,7 @@ finally:
 
     status, out, err = run(good)
     assert (status, err.endswith("[]\n")) == (0, True)
-    assert err.startswith("# WARNING: trainer.total_training_steps is not set. STEPS STAY THOSE OF THE DEFAULTS")
+    assert err.startswith("# WARNING: trainer.total_training_steps is not set. STEPS STAY AT THE DEFAULT OF 280: set steps")
     assert out.startswith("# @package _global_\n# verl config verl.yaml, translated.")
     assert "# not translated: actor.shuffle=0.1\ndefaults:\n  - override /loss: ppo\n" in out
     missing = tmp_path / "none.yaml"
