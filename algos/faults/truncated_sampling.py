@@ -35,7 +35,7 @@ FAULT = Fault(
     },
     "high",
     (
-        VLLM, f"{VERL} rollout.yaml", f"{SKYRL} config.py:1004", f"{TRL} issues 6789 and 7269", f"{PRIME} orchestrator.py:62",
+        VLLM, f"{VERL} rollout.yaml", f"{SKYRL} config.py:1004", f"{TRL} issue 6789, pull 7269", f"{PRIME} orchestrator.py:62",
         "modelscope/ms-swift pull 8442",
     ),
 )  # fmt: skip

@@ -70,7 +70,7 @@ def test_the_snippet_for_trl_accuses_a_mean_weight_above_1_alone(tmp_path, monke
     """Steps without a value, as those of an evaluation, are left out. K3 of a = 0.187: at least 0.0164, or 0.0275 by the rule."""
     keys = ("train/sampling/importance_sampling_ratio/mean", "train/sampling/sampling_logp_difference/mean")
     steps = dict(zip(keys, ([1 + away] * 20 + [None], [0.187] * 20 + [None]), strict=True))
-    out = printed(2, steps, tmp_path, monkeypatch, capsys).splitlines()
+    out = printed(3, steps, tmp_path, monkeypatch, capsys).splitlines()
     assert out == [
         f"mean weight − 1: {away:.5f} ± 0.00000 {'FAULT' if fault else 'no fault shown'}",
         "K3 at least 0.0164, about 0.0275 if log ρ is normal",
