@@ -12,7 +12,7 @@ from analysis.figures.style import png, subplots
 from analysis.marks import HUES, NEUTRAL
 from analysis.statistics.benchmark import CONTROL, NONE
 
-TITLES = {"trainer": "trainer's weights deployed", "sampler": "sampling weights deployed"}
+TITLES = {"trainer": "trainer's weights served", "sampler": "engine's weights served"}
 LOSS = "loss "
 """Beginning of the name of a row that is a loss; all other rows are corrections."""
 NAMED = 3
@@ -23,11 +23,20 @@ BIN = 0.05
 """Width of the bins of gain whose entries are stacked in the figure."""
 
 
+def counts(table: pd.DataFrame) -> tuple[int, int]:
+    """Numbers of losses and corrections whose interval of the gain lies above 0, and below 0."""
+    entries = _entries(table)
+    return int((entries.low > 0).sum()), int((entries.high < 0).sum())
+
+
 def finding(tables: Mapping[str, pd.DataFrame]) -> str:
-    """Title of the leaderboard's figure: how many entries have an interval of the trainer's gain above 0, how many below."""
-    entries = _entries(tables["trainer"])
-    helps, harms = int((entries.low > 0).sum()), int((entries.high < 0).sum())
-    return f"Of {len(entries)} losses and corrections {helps} beat no correction, {harms} do worse, the rest are not told apart"
+    """Title of the leaderboard's figure: how many entries (losses or corrections) help and harm each deployed policy."""
+    (helps, harms), (helps_sampler, harms_sampler) = counts(tables["trainer"]), counts(tables["sampler"])
+    number = len(_entries(tables["trainer"]))
+    return (
+        f"Of {number} losses and corrections {helps} help the trainer's policy and {helps_sampler} the one that samples; "
+        f"{harms} and {harms_sampler} harm"
+    )
 
 
 def _entries(table: pd.DataFrame) -> pd.DataFrame:
@@ -59,14 +68,18 @@ def draw(tables: Mapping[str, pd.DataFrame], regimes: int, file: Path) -> str:
                 for line, row in enumerate(named.itertuples(), 1):
                     text = f"{row.entry.removeprefix(LOSS)} {row.gain:.2f}"
                     axis.text(x, base - 0.1 * line, text, transform=axis.get_yaxis_transform(), fontsize=7, ha=side, va="top")
-        for gain, name, side in ((0.0, "no correction ", "right"), (1.0, "no mismatch", "center")):
+        control = table[table.entry == CONTROL].iloc[0]
+        axis.axvspan(control.low, control.high, color=NEUTRAL, alpha=0.12, linewidth=0, zorder=0)
+        for gain, name, side in ((0.0, "no correction ", "right"), (control.gain, " no mismatch", "left")):
             axis.axvline(gain, color=NEUTRAL, linewidth=0.8, zorder=0)
             axis.text(gain, 1.02, name, transform=axis.get_xaxis_transform(), fontsize=7, ha=side)
-        axis.set_title(TITLES[policy], fontsize=9, pad=14)
+        helps, harms = counts(table)
+        axis.set_title(f"{TITLES[policy]}: {helps} better (blue), {harms} worse (orange)", fontsize=9, pad=14)
         axis.set_xlabel(f"gain; {LEAST:g} or less at the left edge")
         axis.set_xlim(LEAST - 0.1, 1.2)
     axes[0].set_yticks([1.0, 0.0], ["losses", "corrections"])
     axes[0].set_ylim(-0.45, 1.55)
-    figure.suptitle(f"{title}\n(middle half of {regimes} regimes x 3 seeds; blue above none, orange below)", fontsize=10)
+    of = f"interquartile means of {regimes} toy regimes x 3 seeds; 95 % intervals, not adjusted for their number"
+    figure.suptitle(f"{title}\n({of})", fontsize=10)
     file.write_bytes(png(figure, dpi=130))
     return title

@@ -140,9 +140,9 @@ def test_the_figures_title_is_its_finding():
     table = pd.DataFrame(
         {"entry": ["control", "a", "b", "c", "none"], "low": [0.9, 0.1, -0.1, -0.5, 0], "high": [1, 1, 1, -0.1, 0]}
     )
-    assert (
-        finding({"trainer": table}) == "Of 3 losses and corrections 1 beat no correction, 1 do worse, the rest are not told apart"
-    )
+    sampler = table.assign(low=[0.9, -1, -1, -1, 0], high=[1, -0.5, -0.5, -0.5, 0])
+    title = finding({"trainer": table, "sampler": sampler})
+    assert title == "Of 3 losses and corrections 1 help the trainer's policy and 0 the one that samples; 1 and 3 harm"
 
 
 def test_equal_gains_are_stacked(tmp_path):
@@ -151,5 +151,5 @@ def test_equal_gains_are_stacked(tmp_path):
     table = pd.DataFrame({"entry": ["control", "loss a", "b", "none"], "gain": [1, 0.5, 0.4, 0], "low": [1, 0.1, -0.1, 0]})
     table["high"] = table.gain + 0.1
     said = draw({"trainer": table, "sampler": table}, 2, tmp_path / "figure.png")
-    assert said == "Of 2 losses and corrections 1 beat no correction, 0 do worse, the rest are not told apart"
+    assert said == "Of 2 losses and corrections 1 help the trainer's policy and 1 the one that samples; 0 and 0 harm"
     assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"

@@ -59,8 +59,7 @@ def _measured(frozen: Mapping[str, Any], name: str) -> str:
     scores = frozen["scores"]
     own, none = scores[name], scores["always none"]
     other, what = (scores["always token"], "token truncation") if own == none else (none, WORDS["none"])
-    apart = ": not told apart" if name == CONSTANT else ""
     return (
-        f"In {frozen['regimes']} held-out toy regimes it lost {own['mean']:.0%} of RL's gain to the best, worst "
-        f"{own['worst']:.0%}; {what} {other['mean']:.0%}, worst {other['worst']:.0%}{apart}."
+        f"In {frozen['regimes']} held-out toys it lost {own['mean']:.0%} of RL's gain to the best, {own['worst']:.0%} at worst; "
+        f"{what} {other['mean']:.0%}, {other['worst']:.0%}."
     )

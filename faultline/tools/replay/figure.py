@@ -29,7 +29,7 @@ def presets_figure(dumps: dict[str, list[PresetEffect]], groups: list[list[str]]
     """Draw a row of bars per correction, one per dump. dumps: label -> effects of corrections; the first gives the order.
 
     groups: lists of presets with equal settings, which share a row. The full bar is the ESS, which the number repeats. The pale
-    bar behind it is the share of tokens kept.
+    bar behind it is the share of tokens kept. Bars of no correction are empty: they keep the mismatch, so 100 % is no merit.
     """
     leader = {name: names[0] for names in groups for name in names}
     rows: dict[str, list[PresetEffect]] = {}
@@ -44,18 +44,22 @@ def presets_figure(dumps: dict[str, list[PresetEffect]], groups: list[list[str]]
         places = [place - 0.4 + (i + 0.5) * height for place, _ in shown]
         colour = EXAMPLE_COLOURS.get(name, CONTROL)
         axis.barh(places, [preset.tokens_kept for _, preset in shown], 0.9 * height, color=colour, alpha=0.25)
-        axis.barh(places, [preset.ess for _, preset in shown], 0.9 * height, color=colour, label=literal(name))
-        for place, (_, preset) in zip(places, shown, strict=True):
+        bars = axis.barh(places, [preset.ess for _, preset in shown], 0.9 * height, color=colour, label=literal(name))
+        for bar, place, (_, preset) in zip(bars, places, shown, strict=True):
+            if preset.preset == "none":
+                bar.set(facecolor="white", edgecolor=colour)
             within = preset.ess > INSIDE
-            x, hue = (preset.ess - 0.008, ink(colour)) if within else (max(preset.tokens_kept, preset.ess) + 0.008, "black")
+            inner = "black" if preset.preset == "none" else ink(colour)
+            x, hue = (preset.ess - 0.008, inner) if within else (max(preset.tokens_kept, preset.ess) + 0.008, "black")
             side = "right" if within else "left"
             axis.text(x, place, f"{preset.ess:.0%}", va="center", ha=side, color=hue, fontsize=8, fontweight="bold")
+    axis.set_title("What each correction leaves of the batch", fontsize=11)
     _finish(axis, ["\n".join(map(row_label, mine)) for mine in rows.values()])
     handles, labels = axis.get_legend_handles_labels()
     handles.append(Patch(color=NEUTRAL, alpha=0.4))
     figure.legend(
         handles,
-        [*labels, "pale: tokens kept, but weighted unevenly"],
+        [*labels, "pale: kept, but unevenly weighted"],
         loc="outside upper center",
         ncols=len(handles),
         frameon=False,

@@ -31,9 +31,9 @@ WORDS = {
     "not asked": "no correction is proposed",
 }
 """Value of Verdict.by_size -> its words in the terminal, where no weight is proposed."""
-FIXED = "No bug found. The settings are a fixed default; choosing by the dump was not shown better."
-"""Headline where the study of docs/decision.md supports one correction for each deployed policy, whatever the dump shows. Of the
-other rules and corrections none differs from it significantly there."""
+FIXED = "No bug found. The settings are fixed defaults: no other choice was shown better."
+"""Headline where the study of docs/decision.md supports one correction for each deployed policy, whatever the dump shows. None of
+the other rules and corrections was shown better there, nor was the default shown to beat no correction."""
 SERVED = {"trainer": "TRAINER'S WEIGHTS SERVED", "sampler": "ENGINE'S WEIGHTS SERVED"}
 """Deployed policy -> its words in the terminal."""
 
@@ -78,15 +78,11 @@ def deployed_lines(verdict: Verdict) -> list[str]:
     """Format the correction that a rule tested in docs/decision.md chooses for each deployed policy; [] if it may not."""
     if not verdict.answerable:
         return []
-    return [
-        line
-        for one in verdict.deployed
-        for line in wrap(
-            f"{SERVED[one.policy]}  {one.text}{' (set below)' * bool(one.settings)}. {one.measured}",
-            WIDTH,
-            subsequent_indent="  ",
-        )
-    ]
+    out = []
+    for one in verdict.deployed:
+        out += wrap(f"{SERVED[one.policy]}  {one.text}{' (set below)' * bool(one.settings)}", WIDTH, subsequent_indent="  ")
+        out += wrap(one.measured, WIDTH, initial_indent="  ", subsequent_indent="  ")
+    return out
 
 
 def persistence_lines(verdict: Verdict) -> list[str]:

@@ -1,0 +1,121 @@
+"""Sizes of the sources of mismatch on SmolLM2-135M, by the local engine and by vLLM's own settings (docs/sources.md).
+
+    python -m experiments.source_sizes
+
+Each row is an engine that samples 128 responses of at most 48 tokens to 32 prompts. The fp32 policy of its weights scores them.
+A source that needs an update, such as stale KV or masters, has no size here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import pandas as pd
+import torch
+
+from algos.diagnostics.identity import identity
+from algos.diagnostics.pairs import LogpPairs
+from algos.faults.diagnose import diagnose
+from experiments.gpu_check.model import Policy, Scored, Size
+from experiments.plan import publish
+from experiments.sources import LENGTH
+from harness.boundary import command
+from harness.build import build_engine
+from harness.compose import compose
+from harness.config import parse
+from harness.rollouts.vllm import VllmEngine
+from harness.tasks import PAD
+
+FOLDER = Path("experiments/study/sources/smollm2")
+SIZE = Size(responses=128, answer=48)
+LOCAL = (
+    "exact", "fp8_tensor", "fp8_cache", "fp8_cache_p99", "nvfp4", "w4a4", "w4a4_last", "four_over_six", "mxfp4", "int4",
+    "wrong_draft",
+)  # fmt: skip
+"""Sources of mismatch, options +regime/source=NAME, that the local engine has without an update of the weights."""
+IN_VLLM = ("model=smollm2", "task=arithmetic", "rollout/engine=vllm", "rollout.engine.kv_cache_gib=0.5")
+
+
+class Setting(NamedTuple):
+    """A setting of vLLM: its arguments as vLLM names them, and the precision with which it goes."""
+
+    arguments: dict[str, Any]
+    precision: str = "bf16"
+
+    def __str__(self) -> str:
+        return ", ".join((self.precision, *(f"{name}={value}" for name, value in self.arguments.items())))
+
+
+OFF = {"block_size": 32, "enable_prefix_caching": False}
+SETTINGS = (
+    Setting(OFF, "fp32"),
+    Setting(OFF),
+    Setting({"block_size": 32, "enable_prefix_caching": True}),
+    Setting(OFF | {"enable_chunked_prefill": True, "max_num_batched_tokens": 64}),
+    Setting(OFF | {"max_num_seqs": 8}),
+    Setting(OFF | {"kv_cache_dtype": "fp8_e4m3"}),
+    Setting(OFF | {"kv_cache_dtype": "fp8_e5m2"}),
+    Setting(OFF, "fp8_channel"),
+)
+"""Settings that differ from the second, BF16 without prefix caching, in one thing. A prefix is cached in blocks of 32 tokens, the
+least on a CPU."""
+
+
+@contextmanager
+def started(arguments: dict[str, Any]) -> Iterator[None]:
+    """Engines that are built inside start vLLM with `arguments`, which the harness itself has no keys for."""
+    own = VllmEngine._options
+    with patch.object(VllmEngine, "_options", lambda self, gib: own(self, gib) | arguments):
+        yield
+
+
+def engine(policy: Policy, *overrides: str) -> Any:
+    """The rollout engine of the overrides' config, with the policy's weights."""
+    config = parse(compose("warmstart=none", *overrides))
+    made = build_engine(config, policy.net.config, policy.task)()
+    made.load_weights(policy.net.named_parameters(), 0)
+    return made
+
+
+def sampled(policy: Policy, name: str, sampler: Any) -> Scored:
+    """Responses of `sampler`, which is closed, scored by the fp32 policy along the sampling path."""
+    rollout = sampler.generate(policy.prompts, policy.uniforms)
+    sampler.close()
+    mask = (rollout.tokens != PAD) & rollout.logp.isfinite()
+    return Scored(sampler.__class__.__name__, name, rollout, policy.own.score(policy.prompts, rollout.tokens), mask, 0.0)
+
+
+def row(scored: Scored) -> dict[str, Any]:
+    """K3 and sequence ESS (at LENGTH tokens, as for independent ones), mean ratio with its error over prompts, and diagnosis."""
+    found, tokens = scored.statistics, scored.mask.sum(-1).float().mean()
+    groups = torch.arange(len(scored.mask)) // 4
+    batch = scored.batch._replace(prompt=groups)
+    mean = identity(LogpPairs(batch))
+    named = diagnose(batch, tokens=scored.rollout.tokens)
+    ess = found["ess_sequence"] ** (LENGTH / float(tokens))
+    numbers = {"K3": found["k3_kl"], "ESS at 64": ess, "mean ratio": mean["identity/mean"], "error": mean["identity/error"]}
+    return {"engine": scored.engine, "setting": scored.arm, **numbers, "diagnosis": named.fault or named.kind}
+
+
+def main() -> None:
+    """Measure all of them, and write the table after each."""
+    policy = Policy(SIZE)
+    rows: list[dict[str, Any]] = []
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name in LOCAL:
+        source = f"+regime/source={name}"
+        rows.append(row(sampled(policy, name, engine(policy, "model=smollm2", "task=arithmetic", source))))
+        publish(FOLDER, pd.DataFrame(rows))
+    for setting in SETTINGS:
+        with started(setting.arguments):
+            rows.append(row(sampled(policy, str(setting), engine(policy, *IN_VLLM, f"rollout/precision={setting.precision}"))))
+        publish(FOLDER, pd.DataFrame(rows))
+
+
+if __name__ == "__main__":
+    with command(), torch.no_grad():
+        main()
