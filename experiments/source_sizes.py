@@ -55,7 +55,7 @@ SETTINGS = (
     Setting(OFF, "fp32"),
     Setting(OFF),
     Setting({"block_size": 32, "enable_prefix_caching": True}),
-    Setting(OFF | {"enable_chunked_prefill": True, "max_num_batched_tokens": 64}),
+    Setting(OFF | {"enable_chunked_prefill": True, "max_num_batched_tokens": 64, "max_num_seqs": 64}),
     Setting(OFF | {"max_num_seqs": 8}),
     Setting(OFF | {"kv_cache_dtype": "fp8_e4m3"}),
     Setting(OFF | {"kv_cache_dtype": "fp8_e5m2"}),
