@@ -30,12 +30,16 @@ def counts(table: pd.DataFrame) -> tuple[int, int]:
 
 
 def finding(tables: Mapping[str, pd.DataFrame]) -> str:
-    """Title of the leaderboard's figure: how many entries (losses or corrections) help and harm each deployed policy."""
-    (helps, harms), (helps_sampler, harms_sampler) = counts(tables["trainer"]), counts(tables["sampler"])
+    """Title of the leaderboard's figure: how many entries (losses or corrections) gain or lose in all seeds, and by chance.
+
+    The interval of a gain over three seeds lies above 0 only if the mean of every seed does. Without an effect its probability is
+    1/8, and as much below 0.
+    """
+    (better, worse), (better_sampler, worse_sampler) = counts(tables["trainer"]), counts(tables["sampler"])
     number = len(_entries(tables["trainer"]))
     return (
-        f"Of {number} losses and corrections {helps} help the trainer's policy and {helps_sampler} the one that samples; "
-        f"{harms} and {harms_sampler} harm"
+        f"In all three seeds {better} of {number} losses and corrections beat none for the trainer's policy and {worse} lose, "
+        f"{better_sampler} and {worse_sampler} for the one that samples; by chance {number / 8:.0f}"
     )
 
 
@@ -74,12 +78,12 @@ def draw(tables: Mapping[str, pd.DataFrame], regimes: int, file: Path) -> str:
             axis.axvline(gain, color=NEUTRAL, linewidth=0.8, zorder=0)
             axis.text(gain, 1.02, name, transform=axis.get_xaxis_transform(), fontsize=7, ha=side)
         helps, harms = counts(table)
-        axis.set_title(f"{TITLES[policy]}: {helps} better (blue), {harms} worse (orange)", fontsize=9, pad=14)
+        axis.set_title(f"{TITLES[policy]}: {helps} better in all seeds (blue), {harms} worse (orange)", fontsize=9, pad=14)
         axis.set_xlabel(f"gain; {LEAST:g} or less at the left edge")
         axis.set_xlim(LEAST - 0.1, 1.2)
     axes[0].set_yticks([1.0, 0.0], ["losses", "corrections"])
     axes[0].set_ylim(-0.45, 1.55)
-    of = f"interquartile means of {regimes} toy regimes x 3 seeds; 95 % intervals, not adjusted for their number"
-    figure.suptitle(f"{title}\n({of})", fontsize=10)
+    of = f"interquartile means of {regimes} toy regimes x 3 seeds"
+    figure.suptitle(title.replace(" lose, ", " lose,\n") + f"\n({of})", fontsize=9)
     file.write_bytes(png(figure, dpi=130))
     return title

@@ -23,6 +23,8 @@ SWEEP = ("run.sweep=benchmark", "tracking=disabled")
 """Default config overrides of all runs of a benchmark. Overrides on the command line replace them."""
 LAUNCHER = ("hydra/launcher=", "hydra.launcher.", "+hydra.launcher.")
 """Beginnings of command-line words that choose a Hydra launcher and set its keys."""
+FEW = 3
+"""Largest number of seeds of which a 95 % interval is the range from the lowest seed's own mean gain to the highest."""
 SHOWN = 10
 """Number of best recorded losses or corrections in a printed table, besides the user's own, no correction and no mismatch."""
 
@@ -77,6 +79,9 @@ def benchmark_command(
             show(f"Regret as a share of the control's gain: {where}", regrets(rows, policy, frozen[policy]))
         else:
             show(f"Gain (none 0, control 1): {where}", table(beside(rows, known, policy), label, every_row))
+    if not rules and len(seeds) <= FEW:
+        chance = f"1 in {2 ** len(seeds)} entries without an effect do"
+        print(f"\nAn interval above 0 means that all {len(seeds)} seeds gained: {chance}.")
 
 
 def beside(rows: pd.DataFrame, known: pd.DataFrame, policy: str) -> pd.DataFrame:
