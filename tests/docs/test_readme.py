@@ -83,9 +83,9 @@ def test_the_first_screen_needs_no_glossary(word):
     assert not re.search(rf"\b{word}\b", "\n".join(README.splitlines()[:SCREEN]))
 
 
-def test_the_size_of_a_mismatch_is_explained_below_the_verdict():
-    _, below = README.split(blocks("text")[-1])
-    assert "K3, the estimated KL(engine ‖ trainer)" in below
+def test_the_size_of_a_mismatch_is_explained_before_the_verdict():
+    before, _ = README.split(blocks("text")[-1])
+    assert "K3 estimates KL(engine ‖ trainer)" in before and "ESS is" in before
 
 
 def test_nothing_was_left_to_be_filled_in():
@@ -117,6 +117,6 @@ def test_its_one_picture_has_the_finding_as_its_title():
 def test_the_finding_is_what_replay_prints(verdict):
     """Four filters keep less than a quarter of the FP8 batch, and verl's band 11 % of the BF16 batch."""
     few = sorted(int(share) for line in verdict for share in re.findall(r"\s(\d+)%  0\.", line) if int(share) < 25)
-    assert len(few) == 4 and f"Four usual filters drop {100 - few[-1]} to {100 - few[0]} % of an FP8 batch" in README
+    assert len(few) == 4 and f"drop {100 - few[-1]} to {100 - few[0]} % of this FP8 batch" in README
     (band,) = (line for line in replayed("bf16") if "verl geo_rs" in line and "%" in line)
     assert re.search(r"verl geo_rs, 0.999 to 1.001\s+(\d+)%", band)[1] == "11" and "one of them 89 % of BF16" in README

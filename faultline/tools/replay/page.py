@@ -16,7 +16,7 @@ from faultline.tools.replay.collect import Replayed
 from faultline.tools.replay.figure import presets_figure, ratio_figure
 from faultline.tools.replay.scales import SCALES
 from faultline.tools.replay.terminal import (
-    deployed_lines,
+    deployed,
     diagnosis_lines,
     gate_lines,
     headline,
@@ -191,7 +191,7 @@ def _page(
         Section("Grid", "Each cell: share of tokens kept, ESS.", table=grid_table(replayed), wrapped=False),
     ]
     why = [*reasons(verdict), *starved(verdict)]
-    told = [headline(verdict), *(deployed_lines(verdict) if consistent else []), *why]
+    told = [headline(verdict), *(f"{chosen}. {measured}" for chosen, measured in deployed(verdict)), *why]
     sound = diagnosis_lines(verdict.diagnosis)
     answer = [*(told + sound if consistent else sound + told), *gate_lines(verdict), *summary(replayed)]
     return page(f"{verdict.dump.name}: is a correction needed, and which?", answer, sections)

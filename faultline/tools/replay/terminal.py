@@ -31,7 +31,7 @@ WORDS = {
     "not asked": "no correction is proposed",
 }
 """Value of Verdict.by_size -> its words in the terminal, where no weight is proposed."""
-FIXED = "No bug found. The settings are fixed defaults: no other choice was shown better."
+FIXED = "No bug found. The settings are the same for every sound dump: no others were shown better."
 """Headline where the study of docs/decision.md supports one correction for each deployed policy, whatever the dump shows. None of
 the other rules and corrections was shown better there, nor was the default shown to beat no correction."""
 SERVED = {"trainer": "TRAINER'S WEIGHTS SERVED", "sampler": "ENGINE'S WEIGHTS SERVED"}
@@ -74,15 +74,21 @@ def lines(verdict: Verdict) -> list[str]:
     return [*(printable(line)[:WIDTH] for line in out), *(line for one in pastes(verdict) for line in pasted(one))]
 
 
-def deployed_lines(verdict: Verdict) -> list[str]:
-    """Format the correction that a rule tested in docs/decision.md chooses for each deployed policy; [] if it may not."""
+def deployed(verdict: Verdict) -> list[tuple[str, str]]:
+    """(Correction, what the study of docs/decision.md measured of it) for each deployed policy; [] if none may be named."""
     if not verdict.answerable:
         return []
-    out = []
-    for one in verdict.deployed:
-        out += wrap(f"{SERVED[one.policy]}  {one.text}{' (set below)' * bool(one.settings)}", WIDTH, subsequent_indent="  ")
-        out += wrap(one.measured, WIDTH, initial_indent="  ", subsequent_indent="  ")
-    return out
+    return [(f"{SERVED[one.policy]}  {one.text}{' (set below)' * bool(one.settings)}", one.measured) for one in verdict.deployed]
+
+
+def deployed_lines(verdict: Verdict) -> list[str]:
+    """Format the correction for each deployed policy, and below it what the study measured of its choice."""
+    return [
+        line
+        for chosen, measured in deployed(verdict)
+        for line in wrap(chosen, WIDTH, subsequent_indent="  ")
+        + wrap(measured, WIDTH, initial_indent="  ", subsequent_indent="  ")
+    ]
 
 
 def persistence_lines(verdict: Verdict) -> list[str]:
