@@ -43,7 +43,7 @@ class RunFacts(NamedTuple):
 
         lag: versions that each token's weights lag behind, [B, T]. tokens: ids [B, T]. predicted: of `diagnose`.
         """
-        usual = None if lag is not None else self.precision if self.baseline is None else self.baseline
+        usual = self.precision if self.baseline is None else self.baseline
         found = diagnose(batch, usual=usual, lag=lag, tokens=tokens, predicted=predicted)
         if found.question != "b" or not self.noise:
             return found

@@ -8,31 +8,29 @@ import torch
 from torch import Tensor
 
 from algos.diagnostics.pairs import LogpPairs, Mean, clustered_mean
-
-STRATA = 20
-"""Number of bins of log μ with equally many tokens each. From a token's log π − log μ the mean of its bin is subtracted."""
+from algos.diagnostics.positions import bin_of
 
 
 def drift(pairs: LogpPairs) -> dict[str, float]:
     """Correlation of a response's mean l = log π − log μ with its mean advantage, and its normal deviate, clustered over prompts.
 
     An update raises log π of responses with positive advantages, and of similar ones in the next batch. A trainer that is some
-    updates ahead of the sampler therefore has a positive covariance. Rounding does not depend on the reward, but both may depend
-    on how likely a token is. So `correlation` and `z` first subtract the mean l of tokens with similar log μ, in `STRATA` equal
-    bins; `plain` and `plain_z` do not. An update that sharpens the policy shows only in `plain`, where four-bit weights may show
-    too. Limits: NaN without advantages or where they do not vary; blind where the update did not generalise to this batch.
+    updates ahead of the sampler therefore has a positive covariance. Rounding does not depend on the reward. But l may depend on
+    the place, and wrong responses may be longer. So from each token's l the mean of its bin of places is subtracted, then that of
+    its response's bin of lengths. Limits: NaN without advantages or where they do not vary; blind where the update did not
+    generalise to this batch, or where lengths alone tell right responses from wrong ones; four-bit weights gave up to 0.335.
     """
-    found = {"drift/correlation": math.nan, "drift/z": math.nan, "drift/plain": math.nan, "drift/plain_z": math.nan}
     if pairs.batch.advantages is None or not len(pairs):
-        return found
+        return {"drift/correlation": math.nan, "drift/z": math.nan}
     present = pairs.counts > 0
     n = pairs.counts[present]
     cluster = torch.zeros(len(pairs.mask), dtype=torch.long).index_copy(0, pairs.row, pairs.cluster)[present]
     advantage = pairs.by_response(pairs.batch.advantages[pairs.mask].double())[present] / n
-    for name, l in (("correlation", pairs.l - _usual(pairs)), ("plain", pairs.l)):
-        product = _product(pairs.by_response(l)[present] / n, advantage, cluster)
-        found |= {f"drift/{name}": product.mean, "drift/z" if name == "correlation" else "drift/plain_z": product.z(0.0)}
-    return found
+    l = pairs.l
+    for numbers in (pairs.place + 1, pairs.counts.long()[pairs.row]):
+        l = l - _usual(l, bin_of(numbers))
+    product = _product(pairs.by_response(l)[present] / n, advantage, cluster)
+    return {"drift/correlation": product.mean, "drift/z": product.z(0.0)}
 
 
 def _product(a: Tensor, b: Tensor, cluster: Tensor) -> Mean:
@@ -42,9 +40,7 @@ def _product(a: Tensor, b: Tensor, cluster: Tensor) -> Mean:
     return clustered_mean(a * b / size, cluster) if size > 0 else Mean(math.nan, math.nan, 0)
 
 
-def _usual(pairs: LogpPairs) -> Tensor:
-    """The mean log ratio of all tokens in each token's bin of log μ, [n]; the `STRATA` bins hold equally many tokens."""
-    rank = pairs.mu.argsort().argsort()
-    stratum = rank * STRATA // len(rank)
-    total = torch.zeros(STRATA, dtype=torch.float64).index_add(0, stratum, pairs.l)
-    return (total / torch.bincount(stratum, minlength=STRATA).clamp(min=1))[stratum]
+def _usual(l: Tensor, stratum: Tensor) -> Tensor:
+    """The mean of `l` [n] over all tokens of each token's stratum, [n]. stratum [n]: number of each token's bin."""
+    total = torch.zeros(int(stratum.max()) + 1, dtype=torch.float64).index_add(0, stratum, l)
+    return (total / torch.bincount(stratum).clamp(min=1))[stratum]

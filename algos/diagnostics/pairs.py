@@ -33,17 +33,22 @@ class Mean(NamedTuple):
     def z(self, expected: float) -> float:
         """The distance (mean − expected)/error as a normal deviate; NaN without an error, 0 where the mean equals `expected`.
 
-            z = ±√(ν·log(1 + t²/ν)),   t = (mean − expected)/error,   ν = clusters − 1
+            z = ±(8ν + 1)/(8ν + 3)·√(ν·log(1 + t²/ν)),   t = (mean − expected)/error,   ν = clusters − 1
 
         Source: D. L. Wallace, Annals of Mathematical Statistics 30 (1959) 1124: Student's t as a normal deviate. With 8 prompts
-        t = 4 is z = 2.9.
+        t = 4 is z = 2.8. Four deviates claim no more than Student's t gives: its p is 0.6 times theirs with 4 clusters.
         """
         return normal(self.mean - expected, self.error, self.clusters - 1)
 
 
 def deviate(z: float, freedom: float) -> float:
-    """Student's t whose normal deviate is z > 0: t = √(ν·(e^(z²/ν) − 1)), ν = `freedom`. It inverts the equation of `Mean.z`."""
-    return math.sqrt(freedom * math.expm1(z * z / freedom))
+    """Student's t whose normal deviate is z > 0, with ν = `freedom` degrees of freedom. It inverts the equation of `Mean.z`."""
+    root = z / _wallace(freedom)
+    return math.sqrt(freedom * math.expm1(root * root / freedom))
+
+
+def _wallace(freedom: float) -> float:
+    return (8 * freedom + 1) / (8 * freedom + 3)
 
 
 class LogpPairs:
@@ -130,11 +135,11 @@ def clustered_mean(values: Tensor, cluster: Tensor) -> Mean:
 
 
 def normal(distance: float, error: float, freedom: int) -> float:
-    """Convert Student's t = distance/error with ν = `freedom` degrees of freedom to a normal deviate ±√(ν·log(1 + t²/ν))."""
+    """Convert Student's t = distance/error with ν = `freedom` degrees of freedom to a normal deviate, as `Mean.z` says."""
     if math.isnan(error) or math.isnan(distance) or distance == 0:
         return distance * error if distance else 0.0
     t = abs(distance) / error if error > 1e-12 * abs(distance) else math.inf
-    return math.copysign(math.sqrt(freedom * math.log1p(t * t / freedom)), distance)
+    return math.copysign(_wallace(freedom) * math.sqrt(freedom * math.log1p(t * t / freedom)), distance)
 
 
 def logit(logp: Tensor) -> Tensor:

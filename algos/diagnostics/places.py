@@ -25,9 +25,9 @@ def moved(pairs: LogpPairs) -> tuple[Tensor, Tensor]:
 def places(pairs: LogpPairs) -> dict[str, float]:
     """Mean squared moves d² = (logit π − logit μ)² of first and later tokens, and before and after the largest change.
 
-    Rounding gives logits the same error everywhere, so d² is flat. A prompt that only trainer or sampler has read moves the first
-    tokens most, and later ones less as the response itself becomes the context: head/rest > 1. A fault of the KV cache leaves the
-    first tokens as they were and begins at some later position: after/before > 1.
+    A prompt that only trainer or sampler has read moves the first tokens most, and later ones less as the response itself becomes
+    the context: head/rest > 1. A fault of the KV cache leaves the first tokens as they were and begins at some later position:
+    after/before > 1. Rounding moves a logit by a share of it, so d² also grows where logits do.
     size: mean d². head, rest: mean d² of the first four tokens and of all later ones; head_z: normal deviate of head − rest.
     onset: the position s that maximises |mean d² from s on − mean d² before s| over its error, for s = 1, 2, 4, 8, …; before,
     after, onset_z: these means, and the deviate of their difference. last, others: mean |l|, l = log π − log μ, of the last

@@ -17,8 +17,10 @@ def slope(pairs: LogpPairs) -> dict[str, float]:
 
     temperature, temperature_error: b of logit π = a + b·logit μ by least squares over tokens with both |logit| ≤ 9, and its
     error, clustered over prompts. T_μ and T_π being the temperatures of sampler and trainer, b = T_μ/T_π exactly for a vocabulary
-    of two tokens, where log-softmax(z/T) has logit z/T; for more tokens nearly so. Rounding moves all logits alike. It
-    lowers b below 1 by about (variance of the rounding)/(variance of logit μ).
+    of two tokens, where log-softmax(z/T) has logit z/T; for more tokens nearly so. Independent noise of the sampler's logits
+    lowers b below T_μ/T_π, by about (its variance)/(variance of logit μ). temperature_most, temperature_most_error: 1/b of the
+    regression of logit μ on logit π, which noise of the trainer's logits raises. So T_μ/T_π is between the two, however large
+    the noise is (R. Frisch, Statistical Confluence Analysis, 1934).
     temperature_explained: the share of the variance of logit π − logit μ that this line explains.
     temperature_drop: relative difference of the mean surprise, E[−log π]/E[−log μ] − 1, an estimate of KL(μ‖π)/H(μ).
     base: b of log π = b·log μ by least squares. base_left: the share of E[(log π − log μ)²] that this line leaves, 1 for b = 1.
@@ -26,7 +28,9 @@ def slope(pairs: LogpPairs) -> dict[str, float]:
     """
     mu, pi = logit(pairs.mu), logit(pairs.pi)
     chosen = (mu.abs() <= SATURATED) & (pi.abs() <= SATURATED)
-    b, error, explained = _line(mu[chosen], pi[chosen], pairs.cluster[chosen])
+    mu, pi, cluster = mu[chosen], pi[chosen], pairs.cluster[chosen]
+    (b, error, explained), (reverse, reverse_error, _) = _line(mu, pi, cluster), _line(pi, mu, cluster)
+    most = 1 / reverse if reverse > 0 else math.nan
     square = float(pairs.mu.square().sum())
     base = float((pairs.mu * pairs.pi).sum()) / square if square > 0 else math.nan
     size = float(pairs.l.square().sum())
@@ -36,6 +40,8 @@ def slope(pairs: LogpPairs) -> dict[str, float]:
         "slope/temperature": b,
         "slope/temperature_error": error,
         "slope/temperature_explained": explained,
+        "slope/temperature_most": most,
+        "slope/temperature_most_error": most * most * reverse_error,
         "slope/temperature_drop": -float(pairs.pi.sum()) / surprise - 1 if surprise > 0 else math.nan,
         "slope/base": base,
         "slope/base_left": left,

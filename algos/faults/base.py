@@ -23,6 +23,8 @@ SURE = 4.0
 """Minimum |normal deviate| that shows a fault. Its probability by chance is 6e-5. 265 batches without a fault had up to 3.9."""
 NATS = 0.01
 """Minimum |E[π/μ·(−log π − H(π))]| in nats per token that shows a fault, H being π's entropy: in BF16 it is off by as much."""
+ABSURD = 100.0
+"""Mean of π/μ that shows a broken identity without a normal deviate: if μ sampled, it is reached with probability 1 % at most."""
 SIZE = 0.004
 """Minimum |E[ρ] − 1|, ρ = π/μ, for a broken identity E[ρ] = 1: with few prompts a smaller deviation occurs without a fault."""
 LEANING = 2.5
@@ -59,8 +61,12 @@ def beyond(*parts: float) -> float | None:
 
 
 def broken(s: Statistics) -> float | None:
-    """How clearly E[π/μ] = 1 fails: the smaller of |z|/`SURE` and |E[π/μ] − 1|/`SIZE`, z the deviate from 1; None if below 1."""
-    return beyond(abs(s["identity/z"]) / SURE, abs(s["identity/mean"] - 1) / SIZE)
+    """How clearly E[π/μ] = 1 fails: the smaller of |z|/`SURE` and |E[π/μ] − 1|/`SIZE`, z the deviate from 1; None if below 1.
+
+    A few huge ratios raise mean and error alike, so that |z| is small. A mean of at least `ABSURD` counts without z: π/μ ≥ 0 has
+    the expectation 1 if μ sampled, so P(mean ≥ c) ≤ 1/c, whatever its tail (Markov's inequality).
+    """
+    return beyond(abs(s["identity/z"]) / SURE, abs(s["identity/mean"] - 1) / SIZE) or beyond(s["identity/mean"] / ABSURD)
 
 
 def sampled(s: Statistics) -> bool:
@@ -96,8 +102,8 @@ def or_both_bases(s: Statistics) -> str:
 
 
 def excess(s: Statistics) -> float:
-    """The batch's mismatch K3 (nats per token) divided by the largest K3 that rounding explains."""
-    return s["tails/k3"] / s["size/k3_most"]
+    """The compared mismatch K3 (nats per token, `diagnose.compared`) divided by the largest K3 that rounding explains."""
+    return s["size/k3"] / s["size/k3_most"]
 
 
 def ratio(a: float, b: float) -> float:

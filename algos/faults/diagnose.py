@@ -10,9 +10,9 @@ from torch import Tensor
 from algos.batch import Batch
 from algos.diagnostics import rounding
 from algos.diagnostics.evidence import Predicted, Statistics, statistics
-from algos.diagnostics.pairs import deviate
+from algos.diagnostics.pairs import LogpPairs, deviate
 from algos.faults import FAULTS
-from algos.faults.base import QUESTIONS, SIZE, SURE, Fault, broken, excess, or_both_bases
+from algos.faults.base import ABSURD, QUESTIONS, SIZE, SURE, Fault, broken, excess, or_both_bases
 
 UNKNOWN = "not explained by rounding"
 BY_SIZE = {
@@ -61,19 +61,40 @@ def diagnose(
 
     usual: the sampler's precision, a key of `rounding.K3`, or the K3 of a batch that the same model logged without a fault.
     Without it K3 may be as large as in the coarsest format. A K3 above a precision's bound alone is of kind unknown. lag [B, T]:
-    number of versions by which each token's weights are known to be old, which is no fault. tokens [B, T]: ids, which identify
-    repeated samples exactly. predicted: entropies of π_old, which reveal another sampler's tokens, and probabilities of a
-    repeated token, which reveal a penalty. Raises ValueError without `logp_old`.
+    number of versions by which each token's weights are known to be old, which is no fault; `compared` says what is then
+    compared. tokens [B, T]: ids, which identify repeated samples exactly. predicted: entropies of π_old, which reveal another
+    sampler's tokens, and probabilities of a repeated token, which reveal a penalty. Raises ValueError without `logp_old`.
     """
     found = statistics(batch, tokens, predicted)
-    found["size/k3_most"] = rounding.most(usual)
-    found["size/k3_most_of_model"] = rounding.most(None if isinstance(usual, str) else usual)
+    found |= compared(batch, found["tails/k3"], usual, lag)
     found["size/lag"] = found["size/lag_spread"] = 0.0
     if lag is not None and bool(batch.mask.any()):
         known = torch.where(batch.mask, lag, 0)
         found["size/lag"] = float(known.sum()) / float(batch.mask.sum())
         found["size/lag_spread"] = float((known.amax(-1) - torch.where(batch.mask, lag, known.amax()).amin(-1)).max())
     return judge(found)
+
+
+def compared(batch: Batch, k3: float, usual: str | float | None, lag: Tensor | None) -> Statistics:
+    """The K3 that is compared with rounding, and its bounds. k3: that of the whole batch. usual, lag: those of `diagnose`.
+
+    size/k3, size/k3_most, size/k3_most_of_model: K3, the most that rounding explains, and the most by the same model. With `lag`
+    the bounds of `usual` hold for fresh tokens, and that of the coarsest format for the whole batch; the K3 nearer to its bound
+    is returned. A token is fresh if neither it nor an earlier one of its response was sampled by older weights, since a cache
+    may keep keys and values of these. size/fresh: share of fresh tokens.
+    """
+    sizes, share = [(k3, usual)], 1.0
+    if lag is not None:
+        fresh = LogpPairs(batch._replace(mask=batch.mask & (torch.where(batch.mask, lag, 0).cumsum(-1) == 0)))
+        share = len(fresh) / max(1, int(batch.mask.sum()))
+        sizes = [(k3, None), *([(float(fresh.k3.mean()), usual)] if len(fresh) else [])]
+    k3, usual = max(sizes, key=lambda size: size[0] / rounding.most(size[1]))
+    return {
+        "size/k3": k3,
+        "size/k3_most": rounding.most(usual),
+        "size/k3_most_of_model": rounding.most(None if isinstance(usual, str) else usual),
+        "size/fresh": share,
+    }
 
 
 def judge(found: Statistics) -> Diagnosis:
@@ -85,7 +106,7 @@ def judge(found: Statistics) -> Diagnosis:
     )
     for fault in plugins:
         why = _unexplained(found)
-        above = found["identity/z"] > 0  # a mean above 1 is no other policy's, where one below may be a lost tail
+        above = found["identity/mean"] > 1  # a mean above 1 is no other policy's, where one below may be a lost tail
         if why and (fault.question == "c" or (fault.question == "b" and why[0] == "a" and above)):
             check = BY_SIZE if why[0] == "b" and found["size/k3_most"] < found["size/k3_most_of_model"] else {}
             return Diagnosis("unknown", None, why[0], why[1], check, "high", 1.0, found, power)
@@ -102,7 +123,10 @@ def _unexplained(found: Statistics) -> tuple[str, str] | None:
     """Sign of an unnamed fault, (key of `QUESTIONS`, sentence): a if E[π/μ] ≠ 1, b if K3 exceeds rounding; None if neither."""
     if broken(found):
         cause = f"{QUESTIONS['a']}, or responses were filtered out of the batch{or_both_bases(found)}"
-        return "a", f"{UNKNOWN}: the mean ratio is {found['identity/mean']:.4f} (z {found['identity/z']:.1f}) and not 1; {cause}"
+        mean = found["identity/mean"]
+        how = f"z {found['identity/z']:.1f}" if mean < ABSURD else f"probability of at most {1 / mean:.1g}"
+        return "a", f"{UNKNOWN}: the mean ratio is {mean:.4f} ({how}) and not 1; {cause}"
     if excess(found) >= 1:
-        return "b", f"{UNKNOWN}: K3 is {found['tails/k3']:.2g}, rounding gives at most {found['size/k3_most']:.2g}"
+        whose = "" if found["size/k3"] == found["tails/k3"] else " of the tokens none of which older weights sampled"
+        return "b", f"{UNKNOWN}: K3{whose} is {found['size/k3']:.2g}, rounding gives at most {found['size/k3_most']:.2g}"
     return None

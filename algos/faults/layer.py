@@ -15,7 +15,7 @@ BROKEN, FAR = 4.0, 0.05
 
 
 def _excess(s: Statistics) -> float:
-    return s["tails/k3"] / s["size/k3_most_of_model"]
+    return s["size/k3"] / s["size/k3_most_of_model"]
 
 
 def _signature(s: Statistics) -> float | None:
@@ -31,7 +31,7 @@ def _signature(s: Statistics) -> float | None:
 def _evidence(s: Statistics) -> str:
     error, most = s["identity/error"], s["size/k3_most_of_model"]
     return (
-        f"K3 is {s['tails/k3']:.2g}, and rounding gives at most {most:.2g}; it is as large at the first tokens as later, and "
+        f"K3 is {s['size/k3']:.2g}, and rounding gives at most {most:.2g}; it is as large at the first tokens as later, and "
         f"the mean ratio is {s['identity/mean']:.3f}" + (f" ± {error:.3f}" if error == error else "")
     )
 

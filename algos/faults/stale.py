@@ -5,7 +5,8 @@ from algos.faults.base import PRIME, SKYRL, TRL, VERL, Fault, beyond
 
 CORRELATION = 0.37
 """Correlation of a response's mean log π − log μ with its advantage that shows the fault; fresh weights had at most 0.335."""
-SURE = 4.5
+FOLLOWED = 4.5
+"""Minimum normal deviate of that correlation for the fault."""
 EXPLAINED = 0.6
 """A mismatch is called stale only if a line in logit μ explains less than this share of the variance of logit π − logit μ."""
 
@@ -13,13 +14,12 @@ EXPLAINED = 0.6
 def _signature(s: Statistics) -> float | None:
     if s["size/lag"] > 0 or not s["slope/temperature_explained"] < EXPLAINED:
         return None
-    plain = beyond(s["drift/plain"] / CORRELATION, s["drift/plain_z"] / SURE)
-    return plain or beyond(s["drift/z"] / SURE)
+    return beyond(s["drift/correlation"] / CORRELATION, s["drift/z"] / FOLLOWED)
 
 
 def _evidence(s: Statistics) -> str:
     return (
-        f"the log ratio of responses follows their advantage: r = {s['drift/plain']:.2f} (z {s['drift/plain_z']:.1f}). "
+        f"the log ratio of responses follows their advantage: r = {s['drift/correlation']:.2f} (z {s['drift/z']:.1f}). "
         "The trainer has learned from such responses since these weights"
     )
 

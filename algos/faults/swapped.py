@@ -3,11 +3,11 @@
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import Fault, beyond
 
-SURE = 4.5
+ABOVE = 4.5
 """Minimum number of normal deviates by which E[π/μ] exceeds 1, for the fault; 3.9 was the maximum without a fault."""
 LIKELIHOOD = 12.7
-"""Minimum Σ(log π − log μ) over the batch's tokens, in nats, for the fault if E[π/μ] is not `SURE` deviates above 1. If μ sampled
-the tokens, the sum reaches 12.7 with probability e^-12.7 = 3e-6 at most, that of 4.5 deviates, however heavy the tails are."""
+"""Minimum Σ(log π − log μ) over the batch's tokens, in nats, for the fault if E[π/μ] is not `ABOVE` deviates above 1. If μ
+sampled them, the sum reaches 12.7 with probability e^-12.7 = 3e-6 at most, that of 4.5 deviates, however heavy the tails are."""
 CHI2 = 0.8
 """Minimum of (E[π/μ] − 1)/K3 for the fault: if log μ and log π are exchanged, E[π/μ] − 1 is χ², about 2·K3."""
 EXACT = 3.0
@@ -17,7 +17,7 @@ EXACT = 3.0
 def _signature(s: Statistics) -> float | None:
     if not abs(s["identity/swapped_z"]) <= EXACT or not s["identity/k1"] < 0 or s["tails/k3"] <= 0:
         return None
-    deviates = max(s["identity/z"], s["identity/drawn_z"]) / SURE
+    deviates = max(s["identity/z"], s["identity/drawn_z"]) / ABOVE
     chi2 = (s["identity/mean"] - 1) / s["tails/k3"] / CHI2
     return beyond(max(deviates, s["identity/likelihood"] / LIKELIHOOD), chi2)
 

@@ -11,15 +11,18 @@ maximum was 0.09 without a fault, and 0.43 with old weights."""
 def _signature(s: Statistics) -> float | None:
     if not s["slope/temperature"] > 0:
         return None  # the quotient of two temperatures is positive; weights that were not loaded may turn the line round
-    off = abs(s["slope/temperature"] - 1)
-    return beyond(off / OFF, off / (6 * s["slope/temperature_error"] + 1e-12), s["slope/temperature_explained"] / EXPLAINED)
+    above = s["slope/temperature"] > 1
+    end = "slope/temperature" if above else "slope/temperature_most"  # the end nearer to 1 of what noise leaves possible
+    off = s[end] - 1 if above else 1 - s[end]
+    return beyond(off / OFF, off / (6 * s[f"{end}_error"] + 1e-12), s["slope/temperature_explained"] / EXPLAINED)
 
 
 def _evidence(s: Statistics) -> str:
+    slope, error, most = (s[f"slope/temperature{end}"] for end in ("", "_error", "_most"))
     return (
-        f"the trainer's logits are {s['slope/temperature']:.2f} ± {s['slope/temperature_error']:.2f} times the sampler's, which "
-        f"explains {s['slope/temperature_explained']:.0%} of their difference: one side divides by a "
-        "temperature that the other does not have"
+        f"the trainer's logits are {slope:.2f} ± {error:.2f} times the sampler's, and at most {most:.2f} if noise lowers this; "
+        f"the line explains {s['slope/temperature_explained']:.0%} of their difference: one side divides by a temperature that "
+        "the other does not have"
     )
 
 

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import scipy.stats
 import torch
 
 from algos.batch import Batch
@@ -12,7 +13,7 @@ from algos.diagnostics.drift import drift
 from algos.diagnostics.duplicates import duplicates
 from algos.diagnostics.evidence import statistics
 from algos.diagnostics.identity import by_log_probability, by_place, by_turn, by_version, exponent, identity
-from algos.diagnostics.pairs import LogpPairs, clustered_mean, normal
+from algos.diagnostics.pairs import LogpPairs, clustered_mean, deviate, normal
 from algos.diagnostics.places import places
 from algos.diagnostics.repeats import repeated, repeats
 from algos.diagnostics.saturation import saturation
@@ -116,8 +117,16 @@ def test_the_error_is_that_of_a_ratio_over_clusters():
 
 
 def test_few_prompts_make_a_deviate_smaller():
-    assert normal(4, 1, 7) == pytest.approx(math.sqrt(7 * math.log(1 + 16 / 7)))  # Wallace; 2.89
+    assert normal(4, 1, 7) == pytest.approx(57 / 59 * math.sqrt(7 * math.log(1 + 16 / 7)))  # Wallace; 2.79
     assert normal(-4, 1, 10**9) == pytest.approx(-4) and normal(0, 0, 7) == 0 and normal(1, 0, 7) == math.inf
+
+
+@pytest.mark.parametrize("clusters", [4, 5, 8, 16, 64])
+def test_a_deviate_of_few_prompts_claims_no_more_than_students_t(clusters):
+    """Four normal deviates have probability 6.3e-5. So has Student's t of `deviate`, or less: half as much with 4 prompts."""
+    p = 2 * scipy.stats.t.sf(deviate(4, clusters - 1), clusters - 1)
+    assert 0.5 < p / (2 * scipy.stats.norm.sf(4)) <= 1
+    assert normal(deviate(4, clusters - 1), 1, clusters - 1) == pytest.approx(4)
 
 
 def test_the_identity_by_place_turn_version_and_log_probability():
@@ -139,6 +148,14 @@ def test_the_slope_of_logits_is_the_ratio_of_temperatures():
     x = torch.linspace(-4, 4, 40).double().view(8, 5)  # two tokens: log-softmax(z/T) has the logit z/T
     found = slope(paired(x.sigmoid().tolist(), (0.8 * x).sigmoid().tolist()))
     assert found["slope/temperature"] == pytest.approx(0.8) and found["slope/temperature_explained"] == pytest.approx(1)
+    assert found["slope/temperature_most"] == pytest.approx(0.8)
+
+
+def test_noise_of_the_sampler_lowers_one_slope_alone():
+    """logit π = x and logit μ = x + e, e uncorrelated: the slope is Var x/(Var x + Var e), and Var π/Cov = 1."""
+    x, e = torch.tensor([[-1.0, -1.0, 1.0, 1.0]] * 8).double(), torch.tensor([[-1.0, 1.0, -1.0, 1.0]] * 8).double()
+    found = slope(paired((x + e).sigmoid().tolist(), x.sigmoid().tolist()))
+    assert found["slope/temperature"] == pytest.approx(0.5) and found["slope/temperature_most"] == pytest.approx(1)
 
 
 def test_the_slope_of_log_probabilities_is_that_of_the_base():
@@ -368,8 +385,19 @@ def test_the_log_ratio_that_follows_the_advantage():
     advantages = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]])
     mu = torch.full((4, 1), 0.5)
     found = drift(paired(mu.tolist(), (mu + 0.1 * advantages).tolist(), advantages=advantages))
-    assert found["drift/plain"] == pytest.approx(1)
-    assert math.isnan(drift(paired(mu.tolist(), mu.tolist()))["drift/plain"])
+    assert found["drift/correlation"] == pytest.approx(1)
+    assert math.isnan(drift(paired(mu.tolist(), mu.tolist()))["drift/correlation"])
+
+
+def test_a_log_ratio_that_only_grows_along_responses_follows_no_advantage():
+    """Half of the responses are wrong and four times as long, and l falls with the place: their mean l is lower by the place."""
+    mask = torch.arange(32) < torch.tensor([8, 32] * 16)[:, None]
+    l = -0.01 * torch.arange(1, 33).log2().ceil().expand(32, -1).double()
+    noise = 1e-3 * torch.tensor([1.0, 1.0, -1.0, -1.0] * 8)[:, None]  # does not depend on the advantage
+    advantages = torch.tensor([1.0, -1.0] * 16)[:, None].expand(-1, 32)
+    mu = torch.full((32, 32), -1.0, dtype=torch.float64)
+    found = drift(LogpPairs(Batch(mu, mask, mu + l + noise, advantages, prompt=torch.arange(32) // 2)))
+    assert found["drift/correlation"] == pytest.approx(0, abs=1e-9)
 
 
 def test_every_statistic_is_a_number_and_padding_is_no_part_of_it():
