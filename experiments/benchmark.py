@@ -91,9 +91,9 @@ def overrides(words: Sequence[str]) -> list[str]:
     for word in words:
         group, _, value = word.partition("=")
         if word.endswith(".yaml") and not value:
-            found += _from_file(Path(word), "")
+            found += _from_file(Path(word), "", words)
         elif group in PLAIN and value.endswith(".yaml"):
-            found += [f"{group}={PLAIN[group]}", *_from_file(Path(value), group)]
+            found += [f"{group}={PLAIN[group]}", *_from_file(Path(value), group, words)]
         elif group in PLAIN and re.fullmatch(r"[\w.]+:\w+", value):
             name = value.partition(":")[2]
             own = f'+correction.reject.{name}={{function: "{value}", params: {{}}}}'
@@ -111,19 +111,24 @@ def _brought(group: str, value: str, words: Sequence[str]) -> list[str]:
     A regime chooses a loss too, and its choice would win.
     """
     file = CONF / group / f"{value}.yaml"
-    chosen = read_yaml(file).get("defaults", []) if group in PLAIN and file.is_file() else []
+    return _defaults(read_yaml(file), words) if group in PLAIN and file.is_file() else []
+
+
+def _defaults(content: Mapping[str, Any], words: Sequence[str]) -> list[str]:
     given = {word.partition("=")[0] for word in words}
-    pairs = [(key.rpartition("/")[2], option) for entry in chosen if isinstance(entry, dict) for key, option in entry.items()]
+    chosen = [entry for entry in content.get("defaults", []) if isinstance(entry, dict)]
+    pairs = [(key.rpartition("/")[2], option) for entry in chosen for key, option in entry.items()]
     return [f"{other}={option}" for other, option in pairs if other not in given]
 
 
-def _from_file(file: Path, group: str) -> list[str]:
+def _from_file(file: Path, group: str, words: Sequence[str]) -> list[str]:
     content = read_yaml(file)
     if not isinstance(content, dict) or not content:
         raise UserError(f"{file}: holds no keys; write those of {group or 'a config'}")
+    brought = _defaults(content, words)
     if group and group not in content:  # a file of the group alone, as those in experiments/conf
         content = {group: content}
-    return [f"++{key}={json.dumps(value)}" for key, value in flatten(content).items() if key != "defaults"]
+    return [*brought, *(f"++{key}={json.dumps(value)}" for key, value in flatten(content).items() if key != "defaults")]
 
 
 def plan(entry: str, words: Sequence[str], regimes: Regimes, seeds: Collection[int], *settings: str) -> list[Planned]:

@@ -216,9 +216,25 @@ def never_learned(known: pd.DataFrame) -> list[str]:
     return sorted(entry for entry, part in known.groupby("entry") if (part.outcome == "never learned").all())
 
 
+def distinct(known: pd.DataFrame) -> pd.DataFrame:
+    """`known` without entries whose rewards all equal those of NONE or of an entry whose name comes before theirs.
+
+    Such presets differ in what never acts, as in the name of a filter. Own presets precede those of frameworks.
+    """
+    seen: set[tuple] = set()
+    dropped = set()
+    for name in sorted(known.entry.unique(), key=lambda name: (name != NONE, name.count("/"), name)):
+        ends = known[known.entry == name].sort_values(["regime", "seed"])
+        key = tuple(ends[["regime", "seed", "trainer", "sampler"]].itertuples(index=False, name=None))
+        if key in seen:
+            dropped.add(name)
+        seen.add(key)
+    return known[~known.entry.isin(dropped)]
+
+
 def _print(known: pd.DataFrame, quick: Regimes) -> None:
     """Write the table of the quick set and then that of all regimes, each for both policies, and draw the first."""
-    own = known[known.regime.isin(list(quick))]
+    own = distinct(known[known.regime.isin(list(quick))])
     tables, full = ({policy: scores(runs, policy) for policy in POLICIES} for runs in (own, known))
     FOLDER.mkdir(parents=True, exist_ok=True)
     publish(FOLDER, *(table.round(3) for table in (*tables.values(), *full.values())))

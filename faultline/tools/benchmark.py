@@ -73,12 +73,16 @@ def benchmark_command(
     if missing := needed - set(zip(rows.entry, rows.regime, rows.seed, strict=True)):
         print(f"{len(missing)} of {len(needed)} runs have not ended; the same command goes on", file=sys.stderr)
         return
+    if len(known) and not alike(rows, known):
+        print("Recorded rows have other regimes or seeds, and are not shown beside these.", file=sys.stderr)
+        known = known.iloc[:0]
     for policy in policies:
         where = f"{policy}'s policy deployed, {len(chosen)} regimes x {len(seeds)} seeds"
         if rules:
             show(f"Regret as a share of the control's gain: {where}", regrets(rows, policy, frozen[policy]))
         else:
-            show(f"Gain (none 0, control 1): {where}", table(beside(rows, known, policy), label, every_row))
+            what = "Gain (none 0, control about 1 where the mismatch costs much)"
+            show(f"{what}: {where}", table(beside(rows, known, policy), label, every_row))
     if not rules and len(seeds) <= FEW:
         chance = f"1 in {2 ** len(seeds)} entries without an effect do"
         print(f"\nAn interval above 0 means that all {len(seeds)} seeds gained: {chance}.")
@@ -92,6 +96,12 @@ def beside(rows: pd.DataFrame, known: pd.DataFrame, policy: str) -> pd.DataFrame
     found = [scores(runs, policy) for runs in (rows, known) if len(runs)]
     both = pd.concat(found, ignore_index=True).drop_duplicates("entry")
     return both.sort_values("gain", ascending=False, ignore_index=True)
+
+
+def alike(rows: pd.DataFrame, known: pd.DataFrame) -> bool:
+    """Whether `known`, recorded runs, have the regimes and seeds of `rows`: else their gains are no means of the same things."""
+    own, theirs = (set(zip(one.regime, one.seed, strict=True)) for one in (rows, known[known.entry == NONE]))
+    return own == theirs
 
 
 def _regimes(file: Path | None, full: bool) -> Regimes:
@@ -127,7 +137,7 @@ def table(found: pd.DataFrame, label: str, every_row: bool) -> pd.DataFrame:
         {
             "": ">>>" if row["entry"] == label else "",
             "entry": row["entry"],
-            "gain (95 %)": f"{row['gain']:.2f} ({row['low']:.2f} to {row['high']:.2f})",
+            "gain (interval)": f"{row['gain']:.2f} ({row['low']:.2f} to {row['high']:.2f})",
             "P(above none)": f"{row['improvement']:.2f}",
             "worst regime": f"{row['worst']:.2f} in {row['in']}",
             "collapses": f"{row['collapses']} of {row['runs']}",

@@ -65,6 +65,17 @@ def test_a_function_and_a_file_are_entries(tmp_path):
         assert (weight["level"], weight["upper"], weight["action"]) == ("token", 1.5, "truncate")
 
 
+def test_a_preset_that_was_copied_brings_its_loss_too(tmp_path):
+    """verl's bypass_pg_is names the loss pg, and the regime has ppo: the copy is the run of the preset, to the digest."""
+    (tmp_path / "own.yaml").write_text(Path("experiments/conf/correction/verl/bypass_pg_is.yaml").read_text())
+    ppo = {"ppo/int8": of_study(Regime("ppo", "int8"))}
+    (named,), (copied,) = (plan("mine", [word], ppo, [70]) for word in ("correction=verl/bypass_pg_is", f"{tmp_path}/own.yaml"))
+    (given,) = plan("mine", [f"correction={tmp_path}/own.yaml"], ppo, [70])
+    assert named.config.loss.name == "pg" and {copied.config.digest, given.config.digest} == {named.config.digest}
+    (own,) = plan("mine", [f"{tmp_path}/own.yaml", "loss=gspo"], ppo, [70])
+    assert own.config.loss.name == "gspo"
+
+
 def test_a_file_with_filters_is_a_sound_config(tmp_path):
     (tmp_path / "own.yaml").write_text(
         "reject:\n  band: {level: geometric, statistic: ratio, lower: 0.9, upper: 1.1, when: all}\n"

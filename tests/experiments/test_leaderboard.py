@@ -137,6 +137,14 @@ def test_what_never_learns_is_named():
     assert never_learned(known) == ["a"]
 
 
+def test_an_entry_that_repeats_another_in_every_reward_is_left_out():
+    """b/x repeats a, and `loss ppo` no correction; c differs from a in one reward of the sampling policy."""
+    ends = {"none": (0.1, 0.2), "loss ppo": (0.1, 0.2), "a": (0.3, 0.4), "b/x": (0.3, 0.4), "c": (0.3, 0.5)}
+    rows = [(name, "dense/int8", 71, *both) for name, both in ends.items()]
+    known = pd.DataFrame(rows, columns=["entry", "regime", "seed", "trainer", "sampler"])
+    assert list(leaderboard.distinct(known).entry) == ["none", "a", "c"]
+
+
 def test_an_interval_of_three_seeds_lies_above_0_if_every_seed_gains():
     """2.5 % is less than the 1/27 of the resample that has the least seed three times: the lower end is that seed's own mean."""
     rng = np.random.default_rng(0)
