@@ -30,9 +30,10 @@ def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, floa
 
         z = ±√(2n·KL(f‖e)),   KL(f‖e) = f·log(f/e) + (1 − f)·log((1 − f)/(1 − e))
 
-    whose tail exp(−z²/2) bounds the chance of so few or so many agreements (W. Hoeffding, J. Am. Stat. Assoc. 58 (1963) 13). A
-    clustered error alone is too small if agreements are rare: with none it is only the spread of e. Where z < 0 the tokens
-    vary more than μ says. base2_z, base10_z: z if log μ is in base 2 or 10. shared: number of leading positions at which every
+    whose tail exp(−z²/2) bounds the chance of so few or so many agreements of n independent pairs (W. Hoeffding, J. Am. Stat.
+    Assoc. 58 (1963) 13). Pairs of more than two samples of a prompt share tokens, which the clustered error allows for. This
+    alone is too small if agreements are rare: with none it is only the spread of e. Where z < 0 the tokens vary more than μ
+    says. base2_z, base10_z: z if log μ is in base 2 or 10. shared: number of leading positions at which every
     pair agrees. shared_odds: the share of pairs that should do so by log μ. Prompt tokens that the mask counts as response agree
     in every pair, however improbable.
     tokens: [B, T] ids, also at positions outside the mask, such as a tool's answer: prefixes must have these equal too. Without

@@ -43,8 +43,8 @@ FAULT = Fault(
     _signature,
     _evidence,
     {
-        "vLLM": "disable_cascade_attn on A100 GPUs; the names that load_weights took, scales of quantised layers, an adapter "
-        "that was not merged",
+        "vLLM": "disable_cascade_attn on A100 GPUs, in 0.8.2 to 0.31 (off by default from 0.18 on, removed in 0.32); the names "
+        "that load_weights took, scales of quantised layers, an adapter that was not merged",
         "verl": "the sync of weights to the engine, and actor_rollout_ref.rollout.quantization against the checkpoint",
         "SkyRL": "the sync of weights to the inference engines",
         "TRL": "the sync of weights to vLLM, with PEFT the merged adapter",

@@ -19,7 +19,7 @@ QUANTIZATION = {
 CACHES = {"auto": "compute", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}
 """vLLM's kv_cache_dtype -> rollout.kv_cache."""
 OURS = {"logprobs_mode": "processed_logprobs", "disable_cascade_attn": False}
-"""Arguments of vLLM without a key here -> the value that the engine here has."""
+"""Arguments of vLLM without a key here -> the value that the engine here has. vLLM 0.32 ignores disable_cascade_attn."""
 
 _PRECISION = "Choose rollout/precision yourself, as rollout/precision=fp8_block"
 REMEDIES = {
@@ -28,7 +28,7 @@ REMEDIES = {
     "model_dtype": _PRECISION,
     "kv_cache_dtype": "Choose rollout.kv_cache of compute, fp8_e4m3, fp8_e5m2",
     "logprobs_mode": "The engine here logs processed_logprobs",
-    "disable_cascade_attn": "vLLM here keeps its default, and the embedded engine has no cascade attention",
+    "disable_cascade_attn": "vLLM here keeps its default; vLLM 0.32 and the embedded engine have no cascade attention",
 }
 """Last name of a key that changes the logged log-probabilities -> what to do if it is not translated."""
 ENGINE = re.compile(rf"(?:^|\.)(?:rollout|generator)\.(?:.+\.)?({'|'.join(REMEDIES)})$")

@@ -19,7 +19,7 @@ from faultline.tools.replay import page, terminal
 from faultline.tools.replay.advice import Advisor, Target
 from faultline.tools.replay.collect import Replayed, collect
 from faultline.tools.replay.deployed import answers
-from faultline.tools.replay.evidence import UNCOMPARED, Evidence, known
+from faultline.tools.replay.evidence import Evidence, known
 from faultline.tools.replay.example import EXAMPLES, PRECISIONS, SOUND, example
 from faultline.tools.replay.gate import parse
 from faultline.tools.replay.junit import write_junit
@@ -81,8 +81,8 @@ def replay_command(
     policies = POLICIES if deploy is None else (deploy,)
     answered = answers(verdict, lasting, records.verdict(), policies)
     limits = [f"Persistence: {lasting.why}."] if lasting.value is None else []
-    if diagnosis.kind == "consistent" and evidence.uncompared:
-        limits.append(UNCOMPARED)
+    if diagnosis.kind == "consistent" and (note := evidence.note(diagnosis)):
+        limits.append(note)
     more: dict[str, Any] = {"deployed": answered, "persistence": lasting.value, "persistence_note": lasting.why}
     more["limitations"] = [*limits, *verdict.limitations]
     verdict = verdict.model_copy(update=more)

@@ -23,6 +23,8 @@ from harness.run.folder import RunFolder
 
 UNCOMPARED = "K3 was not compared with rounding: give --precision or --baseline."
 """Note on a dump without a fault if neither its precision nor a baseline dump is known. A K3 up to 1 then counts as rounding."""
+LAGGING = "All responses begin with older weights: --precision and --baseline were not used."
+"""Note on a dump without a fault if its precision or a baseline is known, and no token is fresh (`algos.faults.diagnose`)."""
 FP8 = (
     "fp8 names no format. Take fp8_tensor for vLLM's quantization=fp8 and fp8_per_tensor, fp8_channel for its fp8_per_channel, "
     "fp8_block for its fp8_per_block and for verl's quantization=fp8"
@@ -91,6 +93,13 @@ class Evidence:
         """Whether K3 is neither compared with that of a precision or baseline, nor explained by noise or stale weights."""
         explained = self.facts.noise or any(lag is not None for lag in self.lags)
         return self.facts.precision is None and self.facts.baseline is None and not explained
+
+    def note(self, found: Diagnosis) -> str | None:
+        """Say why K3 was not compared with that of a precision or baseline; None if it was, or if none is asked for."""
+        if self.uncompared:
+            return UNCOMPARED
+        named = self.facts.precision is not None or self.facts.baseline is not None
+        return LAGGING if named and found.statistics["size/fresh"] == 0 else None
 
     def add(self, responses: DumpedResponses) -> None:
         """Add one batch of dumped responses. If a dump is too large to be diagnosed whole, only every k-th batch is kept."""

@@ -6,7 +6,7 @@ from math import log
 from textwrap import wrap
 
 from faultline.tools.replay.deployed import CONSTANT
-from faultline.tools.replay.evidence import UNCOMPARED
+from faultline.tools.replay.evidence import LAGGING, UNCOMPARED
 from faultline.tools.replay.gate import GateResult
 from faultline.tools.replay.scales import SCALES
 from faultline.tools.replay.verdict import STARVED, UNGROUPED, DiagnosisSummary, Mismatch, PresetEffect, Verdict
@@ -51,9 +51,9 @@ def lines(verdict: Verdict) -> list[str]:
         rest += [*gate_lines(verdict), *_narrow(verdict)]
         return [printable(line)[:WIDTH] for line in [*first, *rest]]
     because = wrap(" ".join(reasons(verdict)), WIDTH - 2)
-    uncompared = [f"  {UNCOMPARED}"] if UNCOMPARED in verdict.limitations else []
+    uncompared = [f"  {note}" for note in (UNCOMPARED, LAGGING) if note in verdict.limitations]
     told = len(uncompared) + (verdict.persistence is not None) + verdict.answerable
-    others = [line for line in verdict.limitations if line not in (UNCOMPARED, UNGROUPED)]
+    others = [line for line in verdict.limitations if line not in (UNCOMPARED, LAGGING, UNGROUPED)]
     limitations = others[: max(LIMITATIONS - told, 0)]
     out = [
         *first,

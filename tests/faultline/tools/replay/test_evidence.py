@@ -93,8 +93,8 @@ UNSEEN = {("both in log2", "bf16")}
 """Edits that the diagnosis does not see: the mean ratio of 1.0014 is within the 0.004 that a fault must exceed."""
 
 
-def written(path, rows):
-    names = ("group", "mask", "logp_rollout", "logp_old")
+def written(path, rows, *others):
+    names = ("group", "mask", "logp_rollout", "logp_old", *others)
     path.write_text("".join(json.dumps({name: row[name] for name in names if name in row}) + "\n" for row in rows))
     return path
 
@@ -232,6 +232,19 @@ def test_the_note_that_k3_was_not_compared_stands_where_no_precision_is_known(tm
     for dump in known_by:
         main(["replay", *dump, *words])
         assert evidence.UNCOMPARED not in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_page")
+def test_the_note_that_a_precision_was_not_used_stands_where_all_weights_lag(tmp_path, capsys):
+    """The first token of half of the responses, or of all, is of older weights. The tokens after it are not compared."""
+    rows = pq.read_table(example("bf16")).to_pylist()
+    for lagging, noted in ((range(256), False), (range(512), True)):
+        for i, row in enumerate(rows):
+            n = len(row["mask"])
+            row["version"] = [4, *[5] * (n - 1)] if i in lagging else [5] * n
+        path = written(tmp_path / "d.jsonl", rows, "version")
+        main(["replay", str(path), "--precision", "bf16", "--corrections", "icepop"])
+        assert (f"  {evidence.LAGGING}" in capsys.readouterr().out.splitlines()) == noted
 
 
 def test_what_else_explains_k3_is_not_asked_for_a_precision():
