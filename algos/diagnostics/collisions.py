@@ -35,7 +35,8 @@ def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, floa
     alone is too small if agreements are rare: with none it is only the spread of e. Where z < 0 the tokens vary more than μ
     says. base2_z, base10_z: z if log μ is in base 2 or 10. shared: number of leading positions at which every
     pair agrees. shared_odds: the share of pairs that should do so by log μ. Prompt tokens that the mask counts as response agree
-    in every pair, however improbable.
+    in every pair, however improbable. Samples of one seed do so to their end: `shared` is 0 unless pairs part behind these
+    positions, and at least half as often as log μ says.
     tokens: [B, T] ids, also at positions outside the mask, such as a tool's answer: prefixes must have these equal too. Without
     ids found, expected and z are NaN, since a trainer in 16 bits gives one token other log-probabilities in another micro-batch.
     `shared` then takes tokens with log π within 1e-4 nats for equal, which misses some. NaN if no prompt has two responses.
@@ -51,7 +52,7 @@ def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, floa
     labels = torch.where(pairs.mask, pairs.batch.logp_old.double(), 0.0) if tokens is None else tokens.cpu()
     labels = labels[order]
     clusters, odds, agreed = [], [], []
-    by_place = torch.zeros(3, mask.shape[1], dtype=torch.float64)  # pairs, of them agreeing, Σ log odds
+    by_place = torch.zeros(4, mask.shape[1], dtype=torch.float64)  # pairs, of them agreeing, Σ log odds, Σ odds
     for distance in range(1, min(MOST, len(prompt) - 1) + 1):
         first, second = slice(None, -distance), slice(distance, None)
         both = mask[first] & mask[second] & (prompt[first] == prompt[second])[:, None]
@@ -59,11 +60,12 @@ def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, floa
         neither = ~(mask[first] | mask[second])
         prefix = (same & (both if tokens is None else both | neither)).long().cumprod(-1).bool()
         before = both & torch.nn.functional.pad(prefix[:, :-1], (1, 0), value=True)
-        odds.append(mu[first].clamp(max=0.0)[before].exp())
+        likely = mu[first].clamp(max=0.0).exp()
+        odds.append(likely[before])
         agreed.append(same[before].double())
         clusters.append(prompt[first][:, None].expand_as(before)[before])
         by_place += torch.stack(
-            [before.double().sum(0), (before & same).double().sum(0), torch.where(before, mu[first], 0.0).sum(0)]
+            [before.sum(0), (before & same).sum(0), *(torch.where(before, part, 0.0).sum(0) for part in (mu[first], likely))]
         )
     equal, p = torch.cat(agreed), torch.cat(odds)
     if not len(p):
@@ -75,6 +77,9 @@ def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, floa
         for name, nats in zip(deviates, (1.0, *BASES.values()), strict=True):
             told[f"collisions/{name}"] = _deviate(equal, p**nats, cluster)
     shared = int(((by_place[0] == by_place[1]) & (by_place[0] >= FEWEST)).long().cumprod(0).sum())
+    behind = by_place[:, shared:].sum(1)
+    if behind[0] - behind[1] < max(1.0, float(behind[0] - behind[3]) / 2):
+        shared = 0
     shared_odds = math.exp(float((by_place[2] / by_place[0].clamp(min=1))[:shared].sum()))
     return nothing | told | {"collisions/shared": float(shared), "collisions/shared_odds": shared_odds}
 

@@ -29,8 +29,12 @@ def repeated(tokens: Tensor) -> Tensor:
 
 
 def repeats(pairs: LogpPairs, tokens: Tensor | None = None, repeat_prob: Tensor | None = None) -> dict[str, float]:
-    """The mean over tokens of s = ρ·(1{x ∈ S} − π(S)), and its normal deviate z = Σ s/√(Σ s²), as that of `surprise`.
+    """The mean over tokens of s = ρ·(1{x ∈ S} − π(S)), and its normal deviate z.
 
+        z = Σ s/√(max(Σ s², Σ ρ²·π(S)·(1 − π(S))))
+
+    Both sums estimate the variance of Σ s. The second one is that of π. The first is far too small if repeats are rare and none
+    was drawn, and the second if rare repeats were drawn.
     tokens: ids [B, T]. repeat_prob: π_old(S) [B, T], by the pass that gave logp_old. S holds all earlier tokens of the response,
     whether they are trained on or not. excess: negative where the response repeats itself less often than the policy says.
     expected: the mean π(S). NaN without both columns.
@@ -39,4 +43,9 @@ def repeats(pairs: LogpPairs, tokens: Tensor | None = None, repeat_prob: Tensor 
         return dict.fromkeys(("repeats/excess", "repeats/z", "repeats/expected"), math.nan)
     expected = repeat_prob.detach().cpu()[pairs.mask].double()
     s = pairs.l.exp() * (repeated(tokens.cpu())[pairs.mask].double() - expected)
-    return {"repeats/excess": float(s.mean()), "repeats/z": deviate_of_sum(s), "repeats/expected": float(expected.mean())}
+    variance = float((pairs.rho.square() * expected * (1 - expected)).sum())
+    return {
+        "repeats/excess": float(s.mean()),
+        "repeats/z": deviate_of_sum(s, variance),
+        "repeats/expected": float(expected.mean()),
+    }

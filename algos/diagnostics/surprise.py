@@ -11,22 +11,28 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 
 from algos.diagnostics.pairs import BASES, LogpPairs
 
+RAREST = 15.0
+"""Bound in nats on −log π of a sampled token. A vocabulary of 160,000 equally likely tokens has 12."""
+
 
 def surprise(pairs: LogpPairs, entropy: Tensor | None = None) -> dict[str, float]:
-    """The mean over tokens of s = ρ·(−log π − H), in nats, and its normal deviate; ρ = π/μ, and H is the entropy of π.
+    """The mean over tokens of s = ρ·(−log π − H), in nats, and its normal deviate z; ρ = π/μ, and H is the entropy of π.
 
-        z = Σ s/√(Σ s²)
-
-    If μ sampled, the s of a response are martingale differences of mean 0. So Σ s² estimates the variance of Σ s, even where
+    If μ sampled, the s of a response are martingale differences of mean 0. So V = Σ s² estimates the variance of Σ s, even where
     responses share a prompt. Under another sampler the s of a prompt are alike, and a clustered error would be too large.
+    V lacks the tokens that were not drawn. If each token is the likeliest one, all s are alike, and Σ s/√V = −√n. Unseen tokens
+    have |s| of at most b: `RAREST` where Σ s < 0, and the largest H where Σ s > 0, as −log π ≥ 0. Then, by Chernoff's bound,
+
+        z²/2 = max of λ·|Σ s| − λ²·V/2 over 0 ≤ λ ≤ 1/b,    so z = Σ s/√V where |Σ s| ≤ V/b
+
+    With V = 0 it is |Σ s|/b: unseen tokens expected |Σ s|/b times or more are all missed with a chance of at most e^(−|Σ s|/b).
     entropy: H(π_old) [B, T] in nats, by the pass that gave logp_old. excess: the mean of s, positive where the tokens are rarer
-    than the policy says. expected: the mean H. NaN without entropies. base2_z, base10_z: z if log π and log μ are both in base
-    2 or 10, and the entropies in nats.
+    than the policy says. expected: the mean H. NaN without entropies. base2_z, base10_z: Σ s/√(Σ s²) if log π and log μ are
+    both in base 2 or 10, and the entropies in nats.
     Limits: a sampler that cuts tokens away (top-p) or a filter on responses also gives a mean other than 0, as it gives
     E[ρ] ≠ 1. Blind to a sampler under which the mean surprise does not change.
     """
@@ -38,7 +44,7 @@ def surprise(pairs: LogpPairs, entropy: Tensor | None = None) -> dict[str, float
     s = _terms(pairs, expected, 1.0)
     return {
         "surprise/excess": float(s.mean()),
-        "surprise/z": deviate_of_sum(s),
+        "surprise/z": deviate_of_sum(s, unseen=RAREST if float(s.sum()) < 0 else float(expected.max())),
         "surprise/expected": float(expected.mean()),
         **{f"surprise/base{base}_z": deviate_of_sum(_terms(pairs, expected, nats)) for base, nats in BASES.items()},
     }
@@ -49,7 +55,14 @@ def _terms(pairs: LogpPairs, entropy: Tensor, nats: float) -> Tensor:
     return (nats * pairs.l).exp() * (-nats * pairs.pi - entropy)
 
 
-def deviate_of_sum(s: Tensor) -> float:
-    """z = Σ s/√(Σ s²): the normal deviate of a sum of martingale differences s [n] of mean 0; 0 if all are 0."""
-    size = float(torch.linalg.vector_norm(s))
-    return float(s.sum()) / size if size > 0 else 0.0
+def deviate_of_sum(s: Tensor, variance: float = 0.0, unseen: float = 0.0) -> float:
+    """The normal deviate of a sum of martingale differences s [n] of mean 0; 0 if all are 0.
+
+    It is Σ s/√V with V the larger of Σ s² and `variance`, or less by the bound `unseen` on |s| of what was not drawn: see
+    `surprise`.
+    """
+    total, v = float(s.sum()), max(float(s.square().sum()), variance)
+    if v <= 0:
+        return 0.0
+    rate = min(abs(total) / v, 1 / max(unseen, 1e-300))
+    return math.copysign(math.sqrt(2 * rate * abs(total) - rate**2 * v), total)

@@ -11,7 +11,9 @@ from torch import Tensor
 from algos.diagnostics.pairs import LogpPairs
 
 COMMONEST = 8
-"""Number of suspicious values (whole or very low numbers) of log μ or log π that are examined, the commonest first."""
+"""Number of suspicious values (see `fill`) of log μ or log π that are examined, the commonest first."""
+NEIGHBOURS, NEAR = 16, 1.0
+"""A value's neighbours are the `NEIGHBOURS` next distinct numbers of the column on each side of it, within `NEAR` nats."""
 FEWEST = 3
 """Minimum number of tokens at which a value must occur to be called a fill value."""
 FLOOR = -15.0
@@ -77,33 +79,34 @@ def values(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, float]:
 def fill(column: Tensor, other: Tensor, left: Tensor) -> Fill:
     """The most frequent value of `column` [n], log μ or log π, that is no log-probability; NaN with shares of 0 if none.
 
-    A value counts if it is a whole number or below −15 nats, and commoner than its neighbours. At its tokens the other policy's
-    column `other` [n] must be far from the value, since a certain token has 0 in both. It must be mostly distinct there, since
-    equal contexts repeat a number in both. left [n]: number of the response's tokens after each token.
+    A value counts if it is a whole number, below −15 nats or the lowest of the column, and commoner than its neighbours. At its
+    tokens the other policy's column `other` [n] must be far from the value, since a certain token has 0 in both. It must be
+    mostly distinct there, since equal contexts repeat a number in both. left [n]: number of the response's tokens after each.
     """
-    unique, counts = column[(column % 1 == 0) | (column < FLOOR)].unique(return_counts=True)
-    for i in counts.argsort(descending=True)[:COMMONEST].tolist():
+    unique, counts = column.unique(return_counts=True)
+    suspicious = (unique % 1 == 0) | (unique < FLOOR) | (unique == unique[:1])
+    order = torch.where(suspicious, counts, 0).argsort(descending=True)[: min(COMMONEST, int(suspicious.sum()))]
+    for i in order.tolist():
         there = column == unique[i]
         numbers = other[there]
         gap = float((numbers - unique[i]).abs().clamp(max=50.0).mean())
         distinct = len(numbers.unique()) > len(numbers) / 2
-        if counts[i] >= FEWEST and gap >= FAR and distinct and counts[i] > _by_chance(column, unique[i]):
+        if counts[i] >= FEWEST and gap >= FAR and distinct and counts[i] > _by_chance(unique, counts, i):
             return Fill(float(unique[i]), float(counts[i]) / len(column), gap, float((left[there] == 0).double().mean()))
     return NOTHING
 
 
-def _by_chance(column: Tensor, value: Tensor) -> float:
-    """Number of tokens at which a column [n] stored in BF16 or FP16 may have a value by chance; 0 for wider columns.
+def _by_chance(unique: Tensor, counts: Tensor, i: int) -> float:
+    """Number of tokens that may have a column's value unique[i] by chance; unique, counts [u]: ascending values, their numbers.
 
-    A 16-bit column has few distinct numbers, whole ones among them. The limit is six Poisson deviates above the mean count of the
-    16 numbers nearest to the value in that format.
+    A rounded column (BF16, FP16, decimals) has few distinct numbers, whole ones among them. The limit is six Poisson deviates
+    above the mean count of the neighbours. The m neighbours that occur have c_j ≥ 1 tokens, so the mean is that of a Poisson
+    distribution without zeros, Σ_{c_j ≥ 2} c_j/m (R. L. Plackett, Biometrika 40 (1953) 485). It is 0 in an unrounded column.
     """
-    for dtype in (torch.bfloat16, torch.float16):
-        if bool((column.to(dtype).double() == column).all()):
-            bits = value.to(dtype).view(torch.int16) + torch.tensor([*range(-8, 0), *range(1, 9)], dtype=torch.int16)
-            mean = float(torch.isin(column, bits.view(dtype).double()).sum()) / len(bits)
-            return FEWEST + mean + 6 * math.sqrt(mean)
-    return 0.0
+    near = torch.cat([torch.arange(max(0, i - NEIGHBOURS), i), torch.arange(i + 1, min(len(unique), i + 1 + NEIGHBOURS))])
+    c = counts[near[(unique[near] - unique[i]).abs() <= NEAR]]
+    mean = float(c[c >= 2].sum()) / max(1, len(c))
+    return FEWEST + mean + 6 * math.sqrt(mean) if mean else 0.0
 
 
 def constant_ends(pairs: LogpPairs, tokens: Tensor | None = None) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -113,21 +116,23 @@ def constant_ends(pairs: LogpPairs, tokens: Tensor | None = None) -> tuple[tuple
     token, so with tokens [B, T], ids, a run at the end has one id, too. A run of certain tokens at the end, with both
     log-probabilities 0 to rounding, counts only if responses are filled up to one width. They are if the variance of the places
     where they end is at most half of that without the runs: it is 0 for one width, and at least the whole for sampled endings.
+    A run of certain tokens at the start counts only if ids at its places differ between responses, as prompts do. Without ids
+    it always counts.
     """
     mu_pi = torch.stack([pairs.mu, pairs.pi], -1)
     with_ids = mu_pi if tokens is None else torch.cat([mu_pi, tokens.cpu()[pairs.mask].double()[:, None]], -1)
-    head = _runs(pairs, mu_pi, pairs.place == 0, backwards=False)
-    return head, _runs(pairs, with_ids, pairs.left == 0, backwards=True)
+    ids = None if tokens is None else tokens.cpu()
+    return _runs(pairs, mu_pi, False, ids), _runs(pairs, with_ids, True, ids)
 
 
-def _runs(pairs: LogpPairs, keys: Tensor, ends: Tensor, backwards: bool) -> tuple[float, float]:
-    """Share of tokens in runs of the commonest of `keys` at `ends` [n] bool, and that key's share of other tokens.
+def _runs(pairs: LogpPairs, keys: Tensor, backwards: bool, tokens: Tensor | None) -> tuple[float, float]:
+    """Share of tokens in runs of the commonest of `keys` at one end of responses, and that key's share of other tokens.
 
-    keys [n, 2 or 3]: (log μ, log π) of each token, and its id if it is known. backwards: whether `ends` are last tokens.
+    keys [n, 2 or 3]: (log μ, log π) of each token, and its id if it is known. backwards: whether runs are at the last tokens.
     """
     if not len(pairs):
         return 0.0, 0.0
-    unique, counts = keys[ends].unique(dim=0, return_counts=True)
+    unique, counts = keys[(pairs.left if backwards else pairs.place) == 0].unique(dim=0, return_counts=True)
     key = unique[counts.argmax()]
     same = torch.zeros_like(pairs.mask)
     same[pairs.mask] = (keys == key).all(-1)
@@ -135,10 +140,19 @@ def _runs(pairs: LogpPairs, keys: Tensor, ends: Tensor, backwards: bool) -> tupl
     run = (going.flip(-1) if backwards else going).long().cumprod(-1).bool()
     run = (run.flip(-1) if backwards else run) & pairs.mask
     run &= run.sum(-1, keepdim=True) >= 2
-    if backwards and bool((key[:2] > CERTAIN).all()) and not _fill_up(pairs.mask, run):
+    if bool((key[:2] > CERTAIN).all()) and not (_fill_up(pairs.mask, run) if backwards else _differ(tokens, run)):
         run = torch.zeros_like(run)
     rest = pairs.mask & ~run
     return float(run.sum()) / len(pairs), float((same & rest).sum()) / max(1, int(rest.sum()))
+
+
+def _differ(tokens: Tensor | None, run: Tensor) -> bool:
+    """Whether ids at a number of tokens from the start differ between runs there, or are unknown. tokens, run: [B, T]."""
+    if tokens is None:
+        return True
+    place = run.cumsum(-1)[run]
+    pairs = torch.stack([place, tokens[run]], -1).unique(dim=0)
+    return len(pairs) > len(place.unique())
 
 
 def _fill_up(mask: Tensor, run: Tensor) -> bool:

@@ -3,12 +3,12 @@
 from algos.diagnostics.evidence import Statistics
 from algos.faults.base import SKYRL, VERL, VLLM, Fault
 
-FEWEST = 3
-"""Minimum number of tokens that hold one value that is no log-probability, such as −9999, for the fault to be reported."""
+SHARE = 1e-4
+"""Minimum share of tokens that hold one value that is no log-probability, such as −9999, for the fault to be reported."""
 
 
 def _side(s: Statistics) -> str | None:
-    sides = [side for side in ("rollout", "trainer") if s[f"values/{side}_fill_share"] * s["size/tokens"] >= FEWEST]
+    sides = [side for side in ("rollout", "trainer") if s[f"values/{side}_fill_share"] >= SHARE]
     return max(sides, key=lambda side: s[f"values/{side}_fill_share"]) if sides else None
 
 
@@ -25,7 +25,7 @@ def _signature(s: Statistics) -> float | None:
     side = _side(s)
     if side is None and s["values/impossible"] > 0:
         return 1 + s["values/impossible"]
-    return None if side is None else s[f"values/{side}_fill_share"] * s["size/tokens"] / FEWEST
+    return None if side is None else s[f"values/{side}_fill_share"] / SHARE
 
 
 def _evidence(s: Statistics) -> str:

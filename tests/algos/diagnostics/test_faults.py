@@ -49,6 +49,27 @@ def test_an_edit_is_named(example, edit, name):
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp8"])
+def test_one_seed_for_all_samples_of_a_prompt_is_named_duplicates(name):
+    """All four samples of a prompt are its first one, with and without ids."""
+    own, _, tokens = read(EXAMPLE / f"{name}.parquet")
+    first = (own.prompt[:, None] == own.prompt).long().argmax(1)
+    same = own.rows(first)._replace(prompt=own.prompt)
+    for ids in (None, tokens[first]):
+        assert diagnose(same, tokens=ids).fault == "duplicates"
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp8"])
+def test_decimals_are_no_fill_and_a_floor_is_one(name):
+    """log p of at least 0.001 is logged, and -6.9078 for the others."""
+    own, _, tokens = read(EXAMPLE / f"{name}.parquet")
+    for decimals in (2, 3, 4):
+        columns = {field: getattr(own, field).double().round(decimals=decimals) for field in ("logp_rollout", "logp_old")}
+        assert diagnose(own._replace(**columns), tokens=tokens).kind == "consistent"
+    floor = diagnose(own._replace(logp_rollout=own.logp_rollout.clamp(min=math.log(1e-3))), tokens=tokens)
+    assert floor.fault == "fill" and "-6.9" in floor.evidence, floor
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp8"])
 def test_certain_endings_are_no_padding(name):
     """The last two tokens of each response have probability 1 on both sides, as forced end tokens have."""
     own, _, tokens = read(EXAMPLE / f"{name}.parquet")

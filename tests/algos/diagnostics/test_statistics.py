@@ -55,7 +55,7 @@ def test_the_surprise_is_the_entropy_if_mu_sampled():
     found = surprise(pairs, torch.full((4, 1), 1.5 * math.log(2), dtype=torch.float64))
     assert found["surprise/excess"] == pytest.approx(0, abs=1e-12) and found["surprise/z"] == pytest.approx(0, abs=1e-9)
     assert found["surprise/expected"] == pytest.approx(1.5 * math.log(2)) and math.isnan(surprise(pairs)["surprise/z"])
-    # π = μ, H = 0.8 nats, and tokens of surprise 1, 1 and 2 nats: s = 0.2, 0.2, 1.2, so that z = 1.6/√1.52
+    # π = μ, H = 0.8 nats, and tokens of surprise 1, 1 and 2 nats: s = 0.2, 0.2, 1.2, so V = 1.52. As 1.6 < V/0.8, z = 1.6/√V
     same = torch.tensor([[-1.0], [-1.0], [-2.0]]).double()
     batch = Batch(same, torch.ones(3, 1, dtype=torch.bool), same)
     off = surprise(LogpPairs(batch), torch.full((3, 1), 0.8, dtype=torch.float64))
@@ -69,8 +69,41 @@ def test_repeats_are_as_many_as_the_policy_says_if_mu_sampled():
     found = repeats(paired(mu, pi), tokens, prob)  # s = 0, ½·¾, 0, −1½·¼
     assert found["repeats/excess"] == pytest.approx(0, abs=1e-12) and found["repeats/z"] == pytest.approx(0, abs=1e-9)
     assert found["repeats/expected"] == pytest.approx(0.125) and math.isnan(repeats(paired(mu, pi), tokens)["repeats/z"])
-    never = repeats(paired(pi, pi), torch.tensor([[0, 1], [0, 1]]), prob)  # s = 0, −¼, 0, −¼
-    assert never["repeats/excess"] == pytest.approx(-0.125) and never["repeats/z"] == pytest.approx(-math.sqrt(2))
+    # s = 0, −¼, 0, −¼: Σ s² = 1/8, and the variance by π is 2·¼·¾ = 3/8
+    never = repeats(paired(pi, pi), torch.tensor([[0, 1], [0, 1]]), prob)
+    assert never["repeats/excess"] == pytest.approx(-0.125) and never["repeats/z"] == pytest.approx(-0.5 / math.sqrt(3 / 8))
+
+
+def test_rare_tokens_that_were_not_drawn_accuse_nobody():
+    """256 tokens of two, the likelier with p = 0.995: with probability p²⁵⁶ = 28 % only it is drawn, and all s are alike.
+
+    Σ s = −256·(1 − p)·log(p/(1 − p)) = −6.78 nats is above V/15 = 0.012. So z² = 2·6.78/15 − V/15² = 0.90, not 256. With one
+    rare token Σ s = −6.78 + log(p/(1 − p)) = −1.48, V = 27.9 and Σ s is below V/15, so z = −1.48/√27.9.
+    """
+    p = 0.995
+    gap, entropy = math.log(p / (1 - p)), -p * math.log(p) - (1 - p) * math.log(1 - p)
+    for rare, z in ((0, -0.951), (1, -0.281)):
+        mu = torch.full((16, 16), p).double()
+        mu.view(-1)[:rare] = 1 - p
+        found = surprise(paired(mu.tolist(), mu.tolist()), torch.full((16, 16), entropy, dtype=torch.float64))
+        assert found["surprise/excess"] == pytest.approx((rare - 256 * (1 - p)) * gap / 256)
+        assert found["surprise/z"] == pytest.approx(z, abs=1e-3)
+    # a flat policy, H = 7.9 nats, with a token of p = 0.03 that none of 64 tokens is: s = 0.14, Σ s = 8.82, z² = 2·8.82/7.9 − …
+    flat = torch.full((8, 8), 0.97 / 3000).double()
+    entropy = -0.97 * math.log(0.97 / 3000) - 0.03 * math.log(0.03)
+    found = surprise(paired(flat.tolist(), flat.tolist()), torch.full((8, 8), entropy, dtype=torch.float64))
+    total = 64 * (-math.log(0.97 / 3000) - entropy)
+    assert found["surprise/z"] == pytest.approx(math.sqrt(2 * total / entropy - total**2 / 64 / entropy**2))
+    assert found["surprise/z"] < 1.5
+
+
+def test_repeats_too_rare_to_be_seen_accuse_nobody():
+    """256 tokens, each a repeat with probability 0.006: none is with probability 21 %. z = −256·0.006/√(256·0.006·0.994)."""
+    mu = torch.full((16, 16), 0.5).tolist()
+    prob = torch.full((16, 16), 0.006, dtype=torch.float64)
+    found = repeats(paired(mu, mu), torch.arange(16).expand(16, 16), prob)
+    assert found["repeats/excess"] == pytest.approx(-0.006)
+    assert found["repeats/z"] == pytest.approx(-math.sqrt(256 * 0.006 / 0.994))  # −1.24
 
 
 def test_a_token_is_repeated_if_any_earlier_one_of_its_response_is_equal():
@@ -99,7 +132,7 @@ def test_the_tests_of_the_sampler_hold_in_the_base_of_both_columns():
     pairs = LogpPairs(Batch(mu, torch.ones(4, 1, dtype=torch.bool), pi))
     found = identity(pairs) | surprise(pairs, torch.full((4, 1), 1.5 * math.log(2), dtype=torch.float64))
     assert found["identity/base10_z"] == pytest.approx(0, abs=1e-9) and abs(found["identity/base2_z"]) > 0.1
-    assert found["surprise/base10_z"] == pytest.approx(0, abs=1e-9) and abs(found["surprise/z"]) > 1
+    assert found["surprise/base10_z"] == pytest.approx(0, abs=1e-9) and found["surprise/z"] < -0.5
     # four prompts have two samples each of a token of probability 1/2, logged as −1; they agree in two prompts: 1/2 − e⁻¹
     half = torch.full((8, 1), 0.5).double().log2()
     batch = Batch(half, torch.ones(8, 1, dtype=torch.bool), half, prompt=torch.arange(8) // 2)
@@ -227,8 +260,6 @@ def test_samples_of_a_prompt_agree_as_often_as_the_odds_say():
     batch = Batch(mu, torch.ones(4, 1, dtype=torch.bool), mu, prompt=torch.zeros(4, dtype=torch.long))
     found = collisions(LogpPairs(batch), torch.tensor([[0], [0], [1], [1]]))
     assert found["collisions/found"] == pytest.approx(2 / 6) and found["collisions/expected"] == pytest.approx(0.5)
-    same = collisions(LogpPairs(batch.rows(torch.arange(32) % 4)), torch.zeros(32, 1, dtype=torch.long))
-    assert same["collisions/shared"] == 1 and same["collisions/shared_odds"] == pytest.approx(0.5)
     assert math.isnan(collisions(LogpPairs(batch._replace(prompt=None)))["collisions/z"])
 
 
@@ -244,6 +275,21 @@ def test_agreements_too_rare_to_be_seen_accuse_nobody():
     # two of the six pairs of every prompt agree
     twice = collisions(LogpPairs(batch), torch.arange(256)[:, None] // 2)
     assert twice["collisions/found"] == pytest.approx(1 / 3) and twice["collisions/z"] > 4.5
+
+
+def test_samples_of_one_seed_share_no_beginning():
+    """Eight prompts have four equal samples each, 48 pairs a place; a beginning is shared if samples part behind it."""
+    mu = torch.full((32, 6), 0.25).double().log()
+    batch = Batch(mu, torch.ones(32, 6, dtype=torch.bool), mu, prompt=torch.arange(32) // 4)
+    tokens = torch.zeros(32, 6, dtype=torch.long)
+    assert collisions(LogpPairs(batch), tokens)["collisions/shared"] == 0
+    few = tokens.clone()
+    few[0, 3] = 1  # 3 of 48 pairs part at the fourth place, where by μ = 1/4 three quarters should
+    assert collisions(LogpPairs(batch), few)["collisions/shared"] == 0
+    parted = tokens.clone()
+    parted[:, 3] = torch.arange(32) % 4
+    found = collisions(LogpPairs(batch), parted)
+    assert found["collisions/shared"] == 3 and found["collisions/shared_odds"] == pytest.approx(0.25**3)
 
 
 def test_agreement_is_counted_only_behind_equal_tokens():
@@ -268,9 +314,10 @@ def test_agreement_ends_where_an_environment_wrote_something_else():
 def test_without_ids_no_agreement_is_counted():
     """A trainer in BF16 gives one token another log π in another micro-batch, so equal numbers do not show equal tokens."""
     mu = torch.full((64, 2), 0.5).double().log()
+    mu[1::2, 1] = math.log(0.4)
     batch = Batch(mu, torch.ones(64, 2, dtype=torch.bool), mu, prompt=torch.arange(64) // 4)
     found = collisions(LogpPairs(batch))
-    assert math.isnan(found["collisions/z"]) and found["collisions/shared"] == 2
+    assert math.isnan(found["collisions/z"]) and found["collisions/shared"] == 1
 
 
 def test_whole_numbers_of_a_16_bit_column_are_no_fill():
@@ -283,6 +330,30 @@ def test_whole_numbers_of_a_16_bit_column_are_no_fill():
         assert math.isnan(found["values/rollout_fill"]) and math.isnan(found["values/trainer_fill"])
         filled = mu.to(dtype).float().index_fill(1, torch.tensor([50]), -1.0)
         assert values(LogpPairs(Batch(filled, mask, pi.to(dtype).float())))["values/rollout_fill"] == -1
+
+
+def test_whole_numbers_of_a_rounded_column_are_no_fill():
+    """Rounded to 2 decimals, 6400 tokens over 4 nats have 16 a number. Six Poisson deviates more and FEWEST: 16 + 24 + 3."""
+    mu = -4 * torch.rand(64, 100, generator=torch.Generator().manual_seed(0)).double()
+    pi = mu * (0.15 * torch.randn(64, 100, generator=torch.Generator().manual_seed(1))).exp()
+    mask = torch.ones(64, 100, dtype=torch.bool)
+    for decimals in (2, 3):
+        rounded = Batch(mu.round(decimals=decimals), mask, pi)
+        found = values(LogpPairs(rounded))
+        assert math.isnan(found["values/rollout_fill"])
+        filled = rounded.logp_rollout.index_fill(1, torch.tensor([50]), -1.0)  # 64 tokens
+        assert values(LogpPairs(rounded._replace(logp_rollout=filled)))["values/rollout_fill"] == -1
+
+
+def test_a_floor_that_is_no_whole_number_is_a_fill():
+    """log π is even over 10 nats, and log μ too but for those below −6, which become −6.9: 40 % of the tokens."""
+    pi = -10 * torch.rand(64, 100, generator=torch.Generator().manual_seed(0)).double()
+    mask = torch.ones(64, 100, dtype=torch.bool)
+    found = values(LogpPairs(Batch(torch.where(pi < -6, -6.9, pi), mask, pi)))
+    assert found["values/rollout_fill"] == pytest.approx(-6.9)
+    assert found["values/rollout_fill_share"] == pytest.approx(float((pi < -6).double().mean()))
+    both = values(LogpPairs(Batch(pi.clamp(min=-6.9), mask, pi.clamp(min=-6.9))))
+    assert math.isnan(both["values/rollout_fill"]) and math.isnan(both["values/trainer_fill"])
 
 
 def test_the_profile_of_places():
@@ -354,6 +425,16 @@ def test_equal_lengths_do_not_tell_padding_from_certain_endings_but_ids_do():
     assert values(LogpPairs(batch))["values/tail"] == 8 / 32
     assert values(LogpPairs(batch), ids.clamp(max=1))["values/tail"] == 8 / 32
     assert values(LogpPairs(batch), ids)["values/tail"] == 0
+
+
+def test_a_certain_common_beginning_is_no_prompt_if_ids_are_known():
+    """Four responses begin with two certain tokens, 8 of 32: the same ids, as <think>, or ids that differ as prompts do."""
+    mu, mask = drawn(4, 8), torch.ones(4, 8, dtype=torch.bool)
+    mu[:, :2] = 0.0
+    pairs, tokens = LogpPairs(Batch(mu, mask, mu)), torch.arange(8).expand(4, 8).clone()
+    assert values(pairs)["values/head"] == 8 / 32 and values(pairs, tokens)["values/head"] == 0
+    tokens[2:, 0] = 9
+    assert values(pairs, tokens)["values/head"] == 8 / 32
 
 
 def test_padding_is_seen_behind_certain_tokens_if_ids_are_known():
