@@ -1,7 +1,7 @@
 """The plan for the confusion matrix of the diagnosis of dumps, written down before any of them was made.
 
-This is the fifth plan. docs/diagnosis-record.md has the counts of the first four, and says what was changed after each. The
-seeds of the fourth were 1401 to 1409.
+This is the sixth plan. docs/diagnosis-record.md has the counts of the first five, and says what was changed after each. The
+seeds of the fifth were 1501 to 1509.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ adds a bias to some logits, and logs the probabilities without it. window: the t
 model does not have. replica: one of the sampler's engines missed its syncs. The first plan also left out the faults penalty and
 draft, which the diagnosis is expected to call `sampler`."""
 
-SPENT = tuple(range(0, 1500))
+SPENT = tuple(range(0, 1600))
 """Seeds of earlier plans, and seeds on which the diagnosis was built and tried. No planned dump has one of these seeds."""
 
 
@@ -35,10 +35,10 @@ class Shape(NamedTuple):
     tokens: int
 
 
-CHAIN = {1501: Shape(512, 10), 1502: Shape(256, 10), 1503: Shape(128, 40)}
+CHAIN = {1601: Shape(512, 10), 1602: Shape(256, 10), 1603: Shape(128, 40)}
 """Size of the dumps of the chain task's small policy, by seed. Each seed has one dump per precision in `SAMPLERS`, fault and
 size of the fault."""
-MICRO_BATCHES = {1504: Shape(256, 10)}
+MICRO_BATCHES = {1604: Shape(256, 10)}
 """Size of the dumps of the chain task's small policy that a trainer in BF16 scores in micro-batches, by seed. Its sums
 depend on the size of the micro-batch (`real.MicroBatchBed`). Faults of sampler or trainer have the middle of their sizes."""
 SAMPLERS = ("bf16", "fp8_tensor")
@@ -46,7 +46,7 @@ DRAWS = 4
 """Number of planned dumps without a fault for each seed of `CHAIN` and `MICRO_BATCHES` and each precision, and for each seed of
 `VLLM_CHAIN`. Each kind of `sound.EDITS` has one more for each seed of `CHAIN` in each of `SAMPLERS`, and file of `RECORDED`."""
 
-RUNS = (1501,)
+RUNS = (1601,)
 """Seeds of the RL runs: 20 kinds of runs without a fault, with 13 dumps each, and runs whose sampler uses old weights."""
 
 RECORDED = (
@@ -55,13 +55,13 @@ RECORDED = (
 """Names of the files in experiments/study/smollm2 whose dumps are edited. vLLM or the local engine sampled them from SmolLM2:
 128 responses of at most 48 tokens, or in `long` 32 of at most 512. The unedited dumps were known while thresholds were set.
 Earlier plans edited them too."""
-EDIT_SEED = 1509
+EDIT_SEED = 1609
 
-SMOLLM2 = {1505: Shape(128, 12)}
+SMOLLM2 = {1605: Shape(128, 12)}
 """Size of the dumps of SmolLM2 that the local engine samples in BF16, by seed. Each fault has the middle of its sizes."""
-VLLM = {1507: Shape(128, 12)}
+VLLM = {1607: Shape(128, 12)}
 """Size of the dumps of SmolLM2 that vLLM samples in BF16, by seed. Faults: `vllm.SIZES`. RL runs by vLLM have this seed too."""
-VLLM_CHAIN = {1508: Shape(512, 10)}
+VLLM_CHAIN = {1608: Shape(512, 10)}
 """Size of the dumps of the chain task's small policy that vLLM samples in BF16, by seed. The faults are those of `vllm.SIZES`
 except `prefix`, at the sizes of `real.SIZES`. The policy is small because a dump of SmolLM2 by vLLM takes 40 s of a core."""
 
