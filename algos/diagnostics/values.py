@@ -18,6 +18,9 @@ FEWEST = 3
 """Minimum number of tokens at which a value must occur to be called a fill value."""
 FLOOR = -15.0
 """Bound in nats: a log-probability below it that occurs at several tokens is a floor, such as log 1e-8 = -18.4."""
+LOWEST = 10
+"""Minimum number of tokens that have the lowest value of a column, for it to be called a fill value though it is neither a whole
+number nor below `FLOOR`. A few tokens of a small dump may share an odds by chance."""
 POSITIVE = 1e-4
 """Bound in nats above which a log-probability is above 0 by more than the rounding of fp32 logits, a few 1e-6."""
 IMPOSSIBLE = -100.0
@@ -79,12 +82,13 @@ def values(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, float]:
 def fill(column: Tensor, other: Tensor, left: Tensor) -> Fill:
     """The most frequent value of `column` [n], log μ or log π, that is no log-probability; NaN with shares of 0 if none.
 
-    A value counts if it is a whole number, below −15 nats or the lowest of the column, and commoner than its neighbours. At its
-    tokens the other policy's column `other` [n] must be far from the value, since a certain token has 0 in both. It must be
-    mostly distinct there, since equal contexts repeat a number in both. left [n]: number of the response's tokens after each.
+    A value counts if it is a whole number, below −15 nats or the lowest of the column (at `LOWEST` tokens or more), and commoner
+    than its neighbours. At its tokens the other policy's column `other` [n] must be far from the value, since a certain token has
+    0 in both. It must be mostly distinct there, since equal contexts repeat a number in both. left [n]: number of the response's
+    tokens after each token.
     """
     unique, counts = column.unique(return_counts=True)
-    suspicious = (unique % 1 == 0) | (unique < FLOOR) | (unique == unique[:1])
+    suspicious = (unique % 1 == 0) | (unique < FLOOR) | ((unique == unique[:1]) & (counts >= LOWEST))
     order = torch.where(suspicious, counts, 0).argsort(descending=True)[: min(COMMONEST, int(suspicious.sum()))]
     for i in order.tolist():
         there = column == unique[i]

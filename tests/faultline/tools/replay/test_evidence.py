@@ -424,6 +424,7 @@ def test_entropies_of_a_dump_show_another_sampler(tmp_path):
     """Both columns give heads the odds 0.7, whose entropy is 0.6109 nats, and three tokens of four are heads.
 
     Their mean surprise is 0.75·0.3567 + 0.25·1.2040 = 0.5685 nats. The root mean square of surprise − entropy is 0.369.
+    So V = 400·0.369² = 54.5 nats², and the sum of −0.0424·400 = −17.0 nats is above V/15: z² = 2·17.0/15 − 54.5/15².
     """
     heads = np.random.default_rng(0).permutation(np.arange(400) % 4 > 0).reshape(20, 20)
     mu = np.where(heads, math.log(0.7), math.log(0.3))
@@ -436,4 +437,4 @@ def test_entropies_of_a_dump_show_another_sampler(tmp_path):
         seen.add(batch)
     statistics = seen.diagnosis()[0].statistics
     assert statistics["surprise/excess"] == pytest.approx(0.5685 - 0.6109, abs=2e-4)
-    assert statistics["surprise/z"] == pytest.approx(-0.0424 * 20 / 0.369, rel=0.02)
+    assert statistics["surprise/z"] == pytest.approx(-math.sqrt(2 * 16.96 / 15 - 54.5 / 225), rel=0.02)
