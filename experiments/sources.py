@@ -2,7 +2,7 @@
 
 starts makes the warm starts of the given seeds, and records them in starts.csv, which decides which seeds count. list N prints
 the commands of list N that have no records yet. record adds the ended runs to endpoints.csv. print writes the table of sources,
-the comparisons and the answers to table.md. All files are below experiments/study/sources.
+the comparisons and the answers to table.md, and draws docs/sources.png. All other files are below experiments/study/sources.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from analysis.results import Results
 from analysis.statistics.tests import difference_p, holm_of_planned
 from experiments.plan import Comparisons, StudyPlan, publish, record, recorded
 from experiments.regimes import starts, train_command
+from experiments.sources_figure import draw
 from experiments.verdict_study import EARLY, POLICIES, RUN, added, endpoints
 from harness.boundary import command
 from harness.compose import compose
@@ -227,6 +228,8 @@ def main(words: list[str]) -> None:
             runs = recorded(FOLDER, "python -m experiments.sources record")
             costs = COSTS.compared(runs.assign(arm=runs.source))
             publish(FOLDER, *(table.round(4) for table in (mapped(runs), costs, answers(runs))))
+            own = runs[(runs.source == "exact") & (runs.policy == "trainer")]
+            print(draw(mapped(runs), costs, own.end.mean() - own.start.mean(), Path("docs/sources.png")))
         case _:
             raise UserError("give starts with seeds, list N, record or print: python -m experiments.sources list 1")
 

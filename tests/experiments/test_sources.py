@@ -9,6 +9,7 @@ from experiments import sources
 from experiments.regimes import SEEDS as ADMISSION
 from experiments.regimes import STUDIED
 from experiments.sources import BEDS, CHANGED, COSTS, MAPPED, QUESTIONS, answers, commands, mapped, names, rows, seeds
+from experiments.sources_figure import NAMES, draw
 from experiments.verdict_study import EARLY
 from harness.compose import compose
 from harness.config import parse
@@ -131,3 +132,22 @@ def test_the_answers_are_yes_no_or_not_told():
     assert found.holm_p.tolist() == pytest.approx([8 / 1024] * 4)
     equal = answers(table(no_masters=0.7, bf16_masters=0.7, unified_w4a4=0.7, w4a4_bf16=0.7))  # no runs for the first question
     assert equal.answer.tolist() == ["yes", "not told", "not told"]
+
+
+def test_the_figure_names_every_source_and_counts_what_is_told_apart(tmp_path):
+    """One of two sources costs the trainer's policy by the adjusted test; the other's p is small and its reward higher."""
+    assert set(NAMES) == set(MAPPED)
+    costs = pd.DataFrame(
+        {
+            "policy": ["trainer", "trainer", "sampler", "sampler"],
+            "arm": ["mxfp4", "int4"] * 2,
+            "difference": [-0.1, 0.1, -0.1, 0.0],
+            "low": [-0.2, 0.0, -0.2, -0.1],
+            "high": [0.0, 0.2, 0.1, 0.1],
+            "holm_p": [0.04, 0.04, 0.2, 1.0],
+        }
+    )
+    table = pd.DataFrame({"bed": ["dense", "dense"], "source": ["mxfp4", "int4"], "k3": [0.01, 0.0]})
+    said = draw(table, costs, 0.5, tmp_path / "figure.png")
+    assert said == "Of 2 sources 1 cost the trainer's policy reward, and 0 the one that samples"
+    assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
