@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, NoReturn, overload
 import yaml
 
 from algos.corrections.spec import Correction, Denominator, Normalize, Plugin, RatioNumerator, Reject, Weight
-from harness.compose import compose
+from harness.conf import CONF
 from harness.errors import UserError, printable
+from harness.yaml_file import read_yaml
 
 LIST_IN_TEXT = re.compile(r"""\[\s*['"]?([^'",\]]+?)['"]?\s*(?:,.*)?\]""", re.S)
 BOUNDS = re.compile(r"(?:.*\.)?rollout_(?:is|rs)_threshold")
@@ -232,7 +233,8 @@ class Translation:
             return
         counted = f"{steps} is not set" if value is None else f"{source.key(epochs)}={value}: a run here counts steps, not epochs"
         remedy = "set steps = epochs · prompts of the data ÷ rollout.prompts"
-        self.warnings.append(f"{counted}. STEPS STAY AT THE DEFAULT OF {compose()['steps']}: {remedy}")
+        default = read_yaml(CONF / "config.yaml")["steps"]  # without Hydra, which the base install lacks
+        self.warnings.append(f"{counted}. STEPS STAY AT THE DEFAULT OF {default}: {remedy}")
 
     def small_model(self, source: Source, model: str) -> None:
         """Put first a warning that the built-in small model trains, if the config names a model by the key `model`.
