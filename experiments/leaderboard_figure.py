@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import fill
 
 import numpy as np
 import pandas as pd
@@ -78,12 +79,12 @@ def draw(tables: Mapping[str, pd.DataFrame], regimes: int, file: Path) -> str:
             axis.axvline(gain, color=NEUTRAL, linewidth=0.8, zorder=0)
             axis.text(gain, 1.02, name, transform=axis.get_xaxis_transform(), fontsize=7, ha=side)
         helps, harms = counts(table)
-        axis.set_title(f"{TITLES[policy]}: {helps} better in all seeds (blue), {harms} worse (orange)", fontsize=9, pad=14)
+        axis.set_title(f"{TITLES[policy]}: {helps} better, {harms} worse", fontsize=9, pad=14)
         axis.set_xlabel(f"gain; {LEAST:g} or less at the left edge")
         axis.set_xlim(LEAST - 0.1, 1.2)
     axes[0].set_yticks([1.0, 0.0], ["losses", "corrections"])
     axes[0].set_ylim(-0.45, 1.55)
-    of = f"interquartile means of {regimes} toy regimes x 3 seeds"
-    figure.suptitle(title.replace(" lose, ", " lose,\n") + f"\n({of})", fontsize=9)
+    of = f"interquartile means of {regimes} toy regimes x 3 seeds; blue: better in all seeds, orange: worse in all"
+    figure.suptitle(fill(title, 100) + f"\n({of})", fontsize=9)
     file.write_bytes(png(figure, dpi=130))
     return title

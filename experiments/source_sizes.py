@@ -8,12 +8,9 @@ A source that needs an update, such as stale KV or masters, has no size here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import pandas as pd
 import torch
@@ -28,8 +25,9 @@ from harness.boundary import command
 from harness.build import build_engine
 from harness.compose import compose
 from harness.config import parse
+from harness.rollouts import RolloutEngine, Sampling
+from harness.rollouts.local import LocalEngine
 from harness.rollouts.vllm import VllmEngine
-from harness.tasks import PAD
 
 FOLDER = Path("experiments/study/sources/smollm2")
 SIZE = Size(responses=128, answer=48)
@@ -38,7 +36,6 @@ LOCAL = (
     "wrong_draft",
 )  # fmt: skip
 """Sources of mismatch, options +regime/source=NAME, that the local engine has without an update of the weights."""
-IN_VLLM = ("model=smollm2", "task=arithmetic", "rollout/engine=vllm", "rollout.engine.kv_cache_gib=0.5")
 
 
 class Setting(NamedTuple):
@@ -66,34 +63,26 @@ least on a CPU. Chunked prefill is not among them: with a seed for each request 
 offset", vLLM 0.32)."""
 
 
-@contextmanager
-def started(arguments: dict[str, Any]) -> Iterator[None]:
-    """Engines that are built inside start vLLM with `arguments`, which the harness itself has no keys for."""
-    own = VllmEngine._options
-    with patch.object(VllmEngine, "_options", lambda self, gib: own(self, gib) | arguments):
-        yield
+def in_local(policy: Policy, source: str) -> RolloutEngine:
+    """The embedded engine with the mismatch of `source`, and the policy's weights."""
+    config = parse(compose("warmstart=none", "model=smollm2", "task=arithmetic", f"+regime/source={source}"))
+    return _loaded(build_engine(config, policy.net.config, policy.task)(), policy)
 
 
-def engine(policy: Policy, *overrides: str) -> Any:
-    """The rollout engine of the overrides' config, with the policy's weights."""
-    config = parse(compose("warmstart=none", *overrides))
-    made = build_engine(config, policy.net.config, policy.task)()
-    made.load_weights(policy.net.named_parameters(), 0)
-    return made
-
-
-def in_vllm(policy: Policy, setting: Setting) -> Any:
+def in_vllm(policy: Policy, setting: Setting) -> RolloutEngine:
     """vLLM with the arguments and precision of `setting`, and the policy's weights."""
-    with started(setting.arguments):
-        return engine(policy, *IN_VLLM, f"rollout/precision={setting.precision}")
+
+    class Engine(VllmEngine):
+        def _options(self, kv_cache_gib: float) -> dict[str, Any]:
+            return super()._options(kv_cache_gib) | setting.arguments
+
+    precision = policy.size.config(f"rollout/precision={setting.precision}").rollout.precision
+    return _loaded(Engine(policy.net.config, precision, Sampling(stop=policy.task.stop), kv_cache_gib=0.5), policy)
 
 
-def sampled(policy: Policy, name: str, sampler: Any) -> Scored:
-    """Responses of `sampler`, which is closed, scored by the fp32 policy along the sampling path."""
-    rollout = sampler.generate(policy.prompts, policy.uniforms)
-    sampler.close()
-    mask = (rollout.tokens != PAD) & rollout.logp.isfinite()
-    return Scored(sampler.__class__.__name__, name, rollout, policy.own.score(policy.prompts, rollout.tokens), mask, 0.0)
+def _loaded(engine: RolloutEngine, policy: Policy) -> RolloutEngine:
+    engine.load_weights(policy.net.named_parameters(), 0)
+    return engine
 
 
 def row(scored: Scored) -> dict[str, Any]:
@@ -113,15 +102,12 @@ def main() -> None:
     policy, file = Policy(SIZE), FOLDER / "sizes.csv"
     rows = pd.read_csv(file).to_dict("records") if file.is_file() else []
     done = {one["setting"] for one in rows}
-    engines: dict[str, Callable[[], Any]] = {}
-    for name in LOCAL:
-        engines[name] = partial(engine, policy, "model=smollm2", "task=arithmetic", f"+regime/source={name}")
-    for setting in SETTINGS:
-        engines[str(setting)] = partial(in_vllm, policy, setting)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for name, make in engines.items():
+    local = {name: (LocalEngine, partial(in_local, policy, name)) for name in LOCAL}
+    served = {str(setting): (VllmEngine, partial(in_vllm, policy, setting)) for setting in SETTINGS}
+    for name, (kind, make) in (local | served).items():
         if name not in done:
-            rows.append(row(sampled(policy, name, make())))
+            rows.append(row(policy.responses(make(), kind.__name__, name)))
             pd.DataFrame(rows).to_csv(file, index=False)
     publish(FOLDER, pd.DataFrame(rows))
 

@@ -227,9 +227,10 @@ def main(words: list[str]) -> None:
         case ["print"]:
             runs = recorded(FOLDER, "python -m experiments.sources record")
             costs = COSTS.compared(runs.assign(arm=runs.source))
-            publish(FOLDER, *(table.round(4) for table in (mapped(runs), costs, answers(runs))))
+            table = mapped(runs)
+            publish(FOLDER, *(part.round(4) for part in (table, costs, answers(runs))))
             own = runs[(runs.source == "exact") & (runs.policy == "trainer")]
-            print(draw(mapped(runs), costs, own.end.mean() - own.start.mean(), Path("docs/sources.png")))
+            print(draw(table, costs, own.end.mean() - own.start.mean(), Path("docs/sources.png")))
         case _:
             raise UserError("give starts with seeds, list N, record or print: python -m experiments.sources list 1")
 

@@ -101,9 +101,12 @@ def or_both_bases(s: Statistics) -> str:
     return f"; or both columns are in base {' or '.join(bases)}" if (bases := both_bases(s)) else ""
 
 
-def excess(s: Statistics) -> float:
-    """The compared mismatch K3 (nats per token, `diagnose.compared`) divided by the largest K3 that rounding explains."""
-    return s["size/k3"] / s["size/k3_most"]
+def excess(s: Statistics, most: str = "size/k3_most") -> float:
+    """The compared mismatch K3 (nats per token, `diagnose.compared`) divided by the largest K3 that rounding explains.
+
+    most: name of that largest K3, "size/k3_most_of_model" for the one of the same model.
+    """
+    return s["size/k3"] / s[most]
 
 
 def ratio(a: float, b: float) -> float:

@@ -4,7 +4,7 @@ Its bound is of the same model: a larger one may exceed what a precision gives i
 """
 
 from algos.diagnostics.evidence import Statistics
-from algos.faults.base import SKYRL, VERL, VLLM, Fault, beyond, ratio
+from algos.faults.base import SKYRL, VERL, VLLM, Fault, beyond, excess, ratio
 
 FLAT = 3.0
 """For the fault, the mean (logit π − logit μ)² of the first four tokens and of later ones differ at most by this factor."""
@@ -14,18 +14,13 @@ BROKEN, FAR = 4.0, 0.05
 """E[π/μ] at least BROKEN normal deviates, and at least FAR, from 1: μ did not sample the tokens, and `layer` is not reported."""
 
 
-def _excess(s: Statistics) -> float:
-    return s["size/k3"] / s["size/k3_most_of_model"]
-
-
 def _signature(s: Statistics) -> float | None:
     times = ratio(s["places/head"], s["places/rest"])
     broken = not abs(s["identity/z"]) < BROKEN and abs(s["identity/mean"] - 1) >= FAR  # too few prompts give no z
-    return (
-        None
-        if broken
-        else beyond(_excess(s), FLAT * times, FLAT / times if times > 0 else 0.0, KURTOSIS / max(s["tails/kurtosis"], 1e-9))
-    )
+    if broken:
+        return None
+    flat = FLAT * times, FLAT / times if times > 0 else 0.0
+    return beyond(excess(s, "size/k3_most_of_model"), *flat, KURTOSIS / max(s["tails/kurtosis"], 1e-9))
 
 
 def _evidence(s: Statistics) -> str:

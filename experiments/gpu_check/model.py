@@ -15,7 +15,7 @@ from harness.build import build_task
 from harness.compose import compose
 from harness.config import Config, parse
 from harness.models import device, hub_model, synchronize
-from harness.rollouts import ENGINES, Rollout, Sampling
+from harness.rollouts import ENGINES, Rollout, RolloutEngine, Sampling
 from harness.seeding import generator
 from harness.tasks import PAD
 
@@ -100,7 +100,10 @@ class Policy:
 
     def scored(self, kind: str, arm: str) -> Scored:
         """Sample with `kind` (local or vllm) as ARMS[arm] says, score with the trainer. Raises UserError if `kind` refuses."""
-        engine = self.engine(kind, *ARMS[arm])
+        return self.responses(self.engine(kind, *ARMS[arm]), kind, arm)
+
+    def responses(self, engine: RolloutEngine, kind: str, arm: str) -> Scored:
+        """Sample with `engine`, close it, and score with the trainer. kind, arm: names in the result."""
         if device().type == "cuda":  # kernels are chosen and loaded at their first call
             engine.generate(self.prompts, self.uniforms)
         synchronize()

@@ -25,6 +25,8 @@ UNCOMPARED = "K3 was not compared with rounding: give --precision or --baseline.
 """Note on a dump without a fault if neither its precision nor a baseline dump is known. A K3 up to 1 then counts as rounding."""
 LAGGING = "All responses begin with older weights: --precision and --baseline were not used."
 """Note on a dump without a fault if its precision or a baseline is known, and no token is fresh (`algos.faults.diagnose`)."""
+NOTES = (UNCOMPARED, LAGGING)
+"""The notes on a K3 that was not compared. A verdict holds one among its limitations, and the terminal prints it in any case."""
 FP8 = (
     "fp8 names no format. Take fp8_tensor for vLLM's quantization=fp8 and fp8_per_tensor, fp8_channel for its fp8_per_channel, "
     "fp8_block for its fp8_per_block and for verl's quantization=fp8"

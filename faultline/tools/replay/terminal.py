@@ -6,7 +6,7 @@ from math import log
 from textwrap import wrap
 
 from faultline.tools.replay.deployed import CONSTANT
-from faultline.tools.replay.evidence import LAGGING, UNCOMPARED
+from faultline.tools.replay.evidence import NOTES
 from faultline.tools.replay.gate import GateResult
 from faultline.tools.replay.scales import SCALES
 from faultline.tools.replay.verdict import STARVED, UNGROUPED, DiagnosisSummary, Mismatch, PresetEffect, Verdict
@@ -20,7 +20,7 @@ LEAST, MOST = 5, 3
 CHECK = 17
 """Column of the terminal, in characters, at which the advice on what to check begins."""
 LIMITATIONS = 1
-"""Maximum number of lines on limitations, those on doubts, persistence, UNCOMPARED and a rule's own test included. The page shows
+"""Maximum number of lines on limitations, those on doubts, persistence, NOTES and a rule's own test included. The page shows
 all."""
 NEAREST = 3
 """Number of published K3 beside that of the dump, those nearest to it. The page shows all."""
@@ -51,9 +51,9 @@ def lines(verdict: Verdict) -> list[str]:
         rest += [*gate_lines(verdict), *_narrow(verdict)]
         return [printable(line)[:WIDTH] for line in [*first, *rest]]
     because = wrap(" ".join(reasons(verdict)), WIDTH - 2)
-    uncompared = [f"  {note}" for note in (UNCOMPARED, LAGGING) if note in verdict.limitations]
+    uncompared = [f"  {line}" for line in verdict.limitations if line in NOTES]
     told = len(uncompared) + (verdict.persistence is not None) + verdict.answerable
-    others = [line for line in verdict.limitations if line not in (UNCOMPARED, LAGGING, UNGROUPED)]
+    others = [line for line in verdict.limitations if line not in (*NOTES, UNGROUPED)]
     limitations = others[: max(LIMITATIONS - told, 0)]
     out = [
         *first,
