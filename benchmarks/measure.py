@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+
 if TYPE_CHECKING:
     from harness.train.trainer import Trainer
 
@@ -19,6 +21,12 @@ if TYPE_CHECKING:
 def own() -> float:
     """Processor seconds of this process so far. Other processes matter only through the processor caches that they occupy."""
     return time.process_time()
+
+
+def clock() -> float:
+    """Seconds by the clock, once the GPU has done all work so far: of a step on a GPU the processor's time tells little."""
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def children() -> float:
@@ -69,7 +77,12 @@ def ratio(ours: list[float], theirs: list[float]) -> str:
 
 
 def peak(run: Callable[[], object]) -> int:
-    """Increase of this process's resident memory during a call of `run`, from its start to its maximum, in bytes."""
+    """Increase of memory during a call of `run`, from its start to its maximum, in bytes: of torch on a GPU, else resident."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        return torch.cuda.max_memory_allocated() - before
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     before = _status("VmRSS")

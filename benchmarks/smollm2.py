@@ -2,20 +2,26 @@
 
 Faultline and TRL train the same weights by GRPO with one optimizer step per batch. Each has its own process, so that neither
 holds the other's memory. No response ends early. TRL trains on its whole batch at once, by default; Faultline uses micro-batches.
+A CPU takes one step, by processor time; a GPU a first step and ten more, by the clock. With vLLM, Faultline also samples by it.
 """
 
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
+from typing import Any
 from unittest.mock import patch
 
-from benchmarks.measure import Case, trainer
+import torch
+
+from benchmarks.measure import Case, clock, trainer
 from benchmarks.trl import grpo
 from harness.build import build_task
 from harness.compose import compose
 from harness.config import parse
 from harness.models import hub_model, hub_tokenizer
+from harness.rollouts.vllm_support import installed
 from harness.tasks import PAD
 from harness.tasks.text import Text
 
@@ -25,17 +31,23 @@ OVERRIDES = ("+experiment=smollm2/base", "rollout/precision=fp32", f"task.answer
              "rollout.group_size=4")  # fmt: skip
 
 
+SIDES: dict[str, tuple[str, ...]] = {"ours": (), "ours, vLLM in BF16": ("rollout/engine=vllm", "rollout/precision=bf16")}
+"""Config overrides of Faultline's run by the name under which it is printed."""
+
+
 def cases(who: str = "") -> Iterator[Case]:
-    """Generate the case of the first step of Faultline, `who`="ours", or of "TRL"; without `who`, run each in its own process."""
+    """Generate the case of one side, `who`: a key of `SIDES` or "TRL"; without `who`, run each in its own process."""
+    on_gpu = torch.cuda.is_available()
+    measured: dict[str, Any] = {"rounds": 10, "clock": clock} if on_gpu else {"rounds": 1, "warm": False}
     if not who:
-        for side in ("ours", "TRL"):
+        for side in ("ours", *(["ours, vLLM in BF16"] if on_gpu and installed() else []), "TRL"):
             subprocess.run([sys.executable, "-W", "ignore", "-m", "benchmarks", "smollm2", side], check=True)
     elif who == "TRL":
-        yield Case("", {who: _theirs()}, rounds=1, warm=False, memory=True)
+        yield Case("", {who: _theirs()}, memory=True, **measured)
     else:
         endless = property(lambda task: (), lambda task, tokens: None)  # no token ends a response
-        with patch.object(Text, "stop", endless, create=True), trainer(*OVERRIDES) as run:
-            yield Case("", {who: partial(run.step, 1)}, rounds=1, warm=False, memory=True)
+        with patch.object(Text, "stop", endless, create=True), trainer(*OVERRIDES, *SIDES[who]) as run:
+            yield Case("", {who: partial(next, map(run.step, count(1)))}, memory=True, **measured)
 
 
 def _theirs() -> Callable[[], None]:

@@ -12,6 +12,8 @@ import torch
 
 from experiments.gpu_check.model import Size
 from experiments.gpu_check.section import Table, number
+from harness.config import Config
+from harness.memory import MOMENTS, memory
 from harness.models import device, hub_model, synchronize
 from harness.rollouts.vllm_support import can_sleep, installed
 from harness.run.folder import RunFolder
@@ -53,7 +55,7 @@ def check_training(size: Size) -> list[Table]:
     best = [{"copy (GB/s)": number(top.bandwidth / 1e9), "BF16 product (TFLOP/s)": number(top.rate / 1e12)}]
     note = (
         "Medians over the steps after the first, in seconds. Floors: generation reads all weights once per token of the longest "
-        "response; training does 6 operations per weight and token."
+        "response; training does 6 operations per weight and token. `faultline memory` computes the last memory."
     )
     return [Table("Ceilings of the device", "Measured, not from a data sheet.", best), Table("RL steps", note, rows)]
 
@@ -74,8 +76,15 @@ def _measured(size: Size, overrides: tuple[str, ...], top: Ceiling) -> dict[str,
         "train, floor": number(6 * weights * tokens / top.rate),
         "rollout tokens/s": number(median(row["throughput/rollout_tokens"] for row in rows)),
         "peak memory (GiB)": number(_peak() / GIB),
+        "computed (GiB)": number(_computed(config) / GIB),
         "K3": number(median(row["rollout_corr/k3_kl"] for row in rows)),
     }
+
+
+def _computed(config: Config) -> float:
+    """Peak memory of a run on this device in bytes, as `faultline memory` computes it."""
+    computed = memory(config, 1, device().type)
+    return max(computed.total(moment) for moment in MOMENTS)
 
 
 def _forget_peak() -> None:
