@@ -31,7 +31,10 @@ OVERRIDES = ("+experiment=smollm2/base", "rollout/precision=fp32", f"task.answer
              "rollout.group_size=4")  # fmt: skip
 
 
-SIDES: dict[str, tuple[str, ...]] = {"ours": (), "ours, vLLM in BF16": ("rollout/engine=vllm", "rollout/precision=bf16")}
+VLLM = "ours, vLLM in BF16, eager"
+SIDES: dict[str, tuple[str, ...]] = {
+    "ours": (), VLLM: ("rollout/engine=vllm", "rollout.engine.eager=true", "rollout/precision=bf16"),
+}  # fmt: skip
 """Config overrides of Faultline's run by the name under which it is printed."""
 
 
@@ -40,7 +43,7 @@ def cases(who: str = "") -> Iterator[Case]:
     on_gpu = torch.cuda.is_available()
     measured: dict[str, Any] = {"rounds": 10, "clock": clock} if on_gpu else {"rounds": 1, "warm": False}
     if not who:
-        for side in ("ours", *(["ours, vLLM in BF16"] if on_gpu and installed() else []), "TRL"):
+        for side in ("ours", *([VLLM] if on_gpu and installed() else []), "TRL"):
             subprocess.run([sys.executable, "-W", "ignore", "-m", "benchmarks", "smollm2", side], check=True)
     elif who == "TRL":
         yield Case("", {who: _theirs()}, memory=True, **measured)

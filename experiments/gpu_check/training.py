@@ -42,11 +42,14 @@ def ceiling() -> Ceiling:
 
 
 def check_training(size: Size) -> list[Table]:
-    """Time size.steps RL steps with BF16 and FP8 rollouts in each engine. The first step, which loads kernels, is left out."""
+    """Time size.steps RL steps with BF16 and FP8 rollouts in each engine, vLLM in eager mode.
+
+    The first step, which loads kernels, is left out.
+    """
     top = ceiling()
     engines: dict[str, tuple[str, ...]] = {"local": ()}
     if installed():
-        engines["vllm"] = ("rollout/engine=vllm", f"rollout.engine.sleep={can_sleep()}")
+        engines["vllm"] = ("rollout/engine=vllm", "rollout.engine.eager=true", f"rollout.engine.sleep={can_sleep()}")
     rows = []
     for kind, overrides in engines.items():
         for precision in ("bf16", "fp8_channel"):
