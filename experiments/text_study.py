@@ -161,7 +161,8 @@ def origins(results: Results) -> pd.DataFrame:
 def _record(results: Results) -> None:
     """Add the finished runs to the records, and delete their checkpoints, which take 1.6 GB each."""
     record(FOLDER, verdict_study.added(_endpoints(), endpoints(results), KEY))
-    origins(results).to_csv(FOLDER / "origins.csv", index=False)
+    known = pd.read_csv(FOLDER / "origins.csv") if (FOLDER / "origins.csv").is_file() else pd.DataFrame()
+    verdict_study.added(known, origins(results), [*KEY, "state"]).to_csv(FOLDER / "origins.csv", index=False)
     file = FOLDER / "questions.parquet"
     known = pd.read_parquet(file) if file.is_file() else pd.DataFrame(columns=[*KEY, "policy", "step", "rewards"])
     verdict_study.added(known, questions(results), [*KEY, "policy", "step"]).to_parquet(file, index=False, compression="zstd")

@@ -98,7 +98,7 @@ def _engines(shape: PretrainedConfig, precision: PrecisionConfig, kv_cache: str)
         except UserError as error:
             refusal = str(error) if name == "vllm" else None
         else:
-            settings: dict[str, Any] = {"kv_cache_gib": 0.25} if name == "vllm" else {}
+            settings: dict[str, Any] = {"kv_cache_gib": 0.25, "eager": True} if name == "vllm" else {}
             engines[name] = kind(shape, precision, Sampling(kv_cache=kv_cache), **settings)
     return engines, refusal
 
