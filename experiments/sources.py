@@ -51,6 +51,8 @@ SOURCES = (
 ANCHORS = ("partial", "stale_2", "fp8_cache", "fp8_tensor", "nvfp4", "w4a4", "fixed_0.2", "fresh_0.2")
 """Sources of mismatch in the study of the verdict (docs/decision.md) that docs/sources.md compares with its own."""
 MAPPED = (*ANCHORS, *SOURCES)
+LATER = ("batch_shape",)
+"""Sources that were planned after the results of MAPPED were known, and are compared in families of their own."""
 BEDS = ("dense", "moe")
 FIRST_SEED, SEEDS = 110, 5
 """Runs have the lowest SEEDS seeds, from FIRST_SEED on, whose warm starts are fit for RL on each model and task."""
@@ -88,11 +90,12 @@ def commands(number: int, chosen: Collection[int], done: Collection[tuple[str, s
     """The shell commands of list `number`, without sources whose runs are all in `done`: (model and task, source, seed).
 
     1: the exact controls, without mismatch. 2 and 3: the sources of mismatch on the dense model and on the mixture of experts.
-    Raises UserError on another number.
+    4: the sources planned later, on both. Raises UserError on another number.
     """
-    if number not in (1, 2, 3):
-        raise UserError(f"list {number}: there are lists 1 to 3; docs/sources.md has them")
-    beds, sources = (BEDS, ("exact",)) if number == 1 else ((BEDS[number - 2],), MAPPED)
+    lists = {1: (BEDS, ("exact",)), 2: (BEDS[:1], MAPPED), 3: (BEDS[1:], MAPPED), 4: (BEDS, LATER)}
+    if number not in lists:
+        raise UserError(f"list {number}: there are lists 1 to 4; docs/sources.md has them")
+    beds, sources = lists[number]
     lines = []
     for bed in beds:
         left = [one for one in sources if not {(bed, one, seed) for seed in chosen} <= set(done)]
@@ -108,7 +111,7 @@ def commands(number: int, chosen: Collection[int], done: Collection[tuple[str, s
 def names(chosen: Collection[int]) -> dict[str, tuple[str, str]]:
     """The (model and task, source of mismatch) of each planned run, by its config digest. chosen: seeds."""
     found = {}
-    for bed, source, seed in product(BEDS, ("exact", *MAPPED), chosen):
+    for bed, source, seed in product(BEDS, ("exact", *MAPPED, *LATER), chosen):
         given = f"+regime/bed={bed}", f"+regime/source={source}", f"seed={seed}", CHANGED
         found[parse(compose(*given)).digest] = (bed, source)
     return found
@@ -164,12 +167,17 @@ def mapped(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 COSTS = StudyPlan(
-    [Comparisons(policy, [(source, "exact") for source in MAPPED], difference_p, {"policy": policy}) for policy in POLICIES],
+    [
+        Comparisons(family, [(source, "exact") for source in compared], difference_p, {"policy": policy})
+        for policy in POLICIES
+        for family, compared in ((policy, MAPPED), (f"{policy}, planned later", LATER))
+    ],
     "end",
     paired="pair",
 )
 """Comparisons of the final reward under each source of mismatch with the exact control's, in ten pairs of runs with equal model,
-task and seed. Holm's adjustment covers all comparisons of one policy, trainer's or sampler's."""
+task and seed. Holm's adjustment covers the comparisons of one policy, trainer's or sampler's: those of MAPPED, and those of
+LATER for themselves."""
 
 
 class Contrast(NamedTuple):

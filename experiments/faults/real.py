@@ -21,7 +21,7 @@ from harness.compose import compose
 from harness.config import Config, HubConfig, PrecisionConfig, parse
 from harness.models import device
 from harness.rollouts import Rollout, RolloutEngine, Sampling
-from harness.rollouts.linear import Arithmetic, EngineMatrix
+from harness.rollouts.linear import PartialSums
 from harness.rollouts.local import Cache, LocalEngine
 from harness.rollouts.noise import Noise
 from harness.seeding import generator
@@ -290,26 +290,11 @@ class MicroBatchBed(Bed):
         sizes = torch.randint(1, LARGEST + 1, (len(tokens),), generator=draws)
         ends, parts = sizes.cumsum(0), []
         for rows in order.tensor_split(ends[ends < len(tokens)]):
-            engine._linear = SplitSums(engine.precision, SPLITS[len(rows) % len(SPLITS)]).linear
+            n = SPLITS[len(rows) % len(SPLITS)]
+            engine._linear = PartialSums(engine.precision, lambda _, n=n: n).linear
             parts.append(score(engine, prompts[rows], tokens[rows]))
         logp, entropy, repeat_prob = (torch.cat(columns)[order.argsort()] for columns in zip(*parts, strict=True))
         return logp, entropy, repeat_prob
-
-
-class SplitSums(Arithmetic):
-    """Arithmetic whose linear layers sum their inputs in `n` parts, and round each part's sum before they add it.
-
-    PyTorch lets a GPU's BF16 kernels do so by default: torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction.
-    """
-
-    def __init__(self, precision: PrecisionConfig, n: int):
-        super().__init__(precision)
-        self.n = n
-
-    def linear(self, x: Tensor, weight: EngineMatrix) -> Tensor:
-        assert weight.scale is None and weight.bias is None
-        parts = zip(x.tensor_split(self.n, -1), weight.codes.tensor_split(self.n), strict=True)
-        return self.round(torch.stack([self.product(own, None, EngineMatrix(w, None)) for own, w in parts]).sum(0))
 
 
 def formats(precision: str) -> PrecisionConfig:

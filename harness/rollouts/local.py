@@ -24,7 +24,7 @@ from harness.rollouts.architecture import FUSED, architecture_of
 from harness.rollouts.draft import DraftError, drawn_from
 from harness.rollouts.kv_scales import LARGEST, KvScale, KvScales, Percentile, check_kv_scales
 from harness.rollouts.left_out import check_left_out, is_cast, matrices
-from harness.rollouts.linear import ACTIVATION_CASTS, WEIGHT_CASTS, Arithmetic
+from harness.rollouts.linear import ACTIVATION_CASTS, WEIGHT_CASTS, SplitSums, arithmetic, check_split_sums
 from harness.rollouts.moe import Mixture, Router
 from harness.rollouts.noise import Noise, Persistence, Size, check_noise
 from harness.rollouts.prefix import Cache, History, KvAtSync, PrefixCache, put, put_row
@@ -74,6 +74,7 @@ class LocalEngine(RolloutEngine):
     kv_at_sync: rule for the KV that was written before a sync of the weights (`prefix.py`).
     kv_scale, kv_percentile: scales of an FP8 cache, and the percentile that they are calibrated at (`kv_scales.py`).
     draft_error: error ε of the draft in speculative sampling (`draft.py`); 0 draws from the policy itself.
+    split_sums: most parts in which a linear layer sums, by the batch's size (`linear.py`); 1 for one sum.
     """
 
     def __init__(
@@ -93,13 +94,14 @@ class LocalEngine(RolloutEngine):
         kv_scale: KvScale = "one",
         kv_percentile: Percentile = 100.0,
         draft_error: DraftError = 0.0,
+        split_sums: SplitSums = 1,
     ):
         self.config, self.sampling, self.draft_error = config, sampling, draft_error
         self.stop = torch.tensor(sampling.stop, dtype=torch.int64, device=device())
         self.noise = Noise(noise, noise_persistence, noise_seed)
         self.router_noise = Noise(router_noise, router_noise_persistence, noise_seed)
         self.exact_router, self.exact_head = router_dtype == "fp32", head_dtype == "fp32"
-        self.precision, self.arithmetic = precision, Arithmetic(precision)
+        self.precision, self.arithmetic = precision, arithmetic(precision, split_sums)
         self._round, self._linear = self.arithmetic.round, self.arithmetic.linear
         cast = KV_CASTS[sampling.kv_cache]
         self.kv_scales = None if cast is None else KvScales(cast, LARGEST[sampling.kv_cache], kv_scale, kv_percentile)
@@ -118,6 +120,7 @@ class LocalEngine(RolloutEngine):
                 raise UserError(f"rollout.engine.{key}={value} has no effect: {shape.model_type} has no router; set {default}")
         check_noise(params, "noise", "router_noise")
         check_kv_scales(kv_cache, params.get("kv_scale", "one"), params.get("kv_percentile", 100.0))
+        check_split_sums(precision, params.get("split_sums", 1))
         check_left_out(precision, architecture_of(shape).layers, has_experts)
         for key in ("router_dtype", "head_dtype"):
             if params.get(key) == precision.compute == "fp32":

@@ -228,14 +228,6 @@ def test_a_bf16_trainer_gives_equal_responses_other_values_in_other_micro_batche
     assert len(other.score(other.trainer, prompts, tokens)[0].unique(dim=0)) > 1
 
 
-def test_a_split_sum_rounds_each_part():
-    """BF16 has 8 bits: 1 + 2⁻⁸ lies between 1 and 1 + 2⁻⁷, and rounds to the even 1. So do 1 and the second part's 2⁻⁸."""
-    precision = real.formats("bf16")
-    x, weight = torch.tensor([[1, 2**-8, 2**-8, 0]]), real.EngineMatrix(torch.ones(4, 1), None)
-    assert real.Arithmetic(precision).linear(x, weight).item() == 1 + 2**-7
-    assert [real.SplitSums(precision, n).linear(x, weight).item() for n in (1, 2)] == [1 + 2**-7, 1]
-
-
 def test_a_bf16_trainer_scores_every_response_once_in_its_place(bed):
     other = real.MicroBatchBed(bed.config, 16, seed=1)
     drawn = other.scored(bed.honest("bf16"))

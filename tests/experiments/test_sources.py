@@ -8,7 +8,7 @@ from analysis.load import load
 from experiments import sources
 from experiments.regimes import SEEDS as ADMISSION
 from experiments.regimes import STUDIED
-from experiments.sources import BEDS, CHANGED, COSTS, MAPPED, QUESTIONS, answers, commands, mapped, names, rows, seeds
+from experiments.sources import BEDS, CHANGED, COSTS, LATER, MAPPED, QUESTIONS, answers, commands, mapped, names, rows, seeds
 from experiments.sources_figure import NAMES, draw
 from experiments.verdict_study import EARLY
 from harness.compose import compose
@@ -28,16 +28,18 @@ def test_the_lists_have_every_source_on_both_beds_and_leave_out_what_is_done():
     assert f"+regime/source={MAPPED[0]}" in commands(2, CHOSEN, done)[0].split()
     done += [("dense", MAPPED[0], seed) for seed in CHOSEN]
     assert commands(2, CHOSEN, done) == [] and len(commands(3, CHOSEN, done)) == 1
-    with pytest.raises(UserError, match="lists 1 to 3"):
-        commands(4, CHOSEN)
+    later = zip(BEDS, commands(4, CHOSEN), strict=True)
+    assert all(f"+regime/bed={bed} +regime/source=batch_shape" in line for bed, line in later)
+    with pytest.raises(UserError, match="lists 1 to 4"):
+        commands(5, CHOSEN)
 
 
 @pytest.mark.slow
 def test_every_regime_is_a_run_of_its_own_that_can_start():
     known = names([110])
-    assert len(known) == len(BEDS) * (1 + len(MAPPED)) == 50  # no two sources are one config
+    assert len(known) == len(BEDS) * (1 + len(MAPPED) + len(LATER)) == 52  # no two sources are one config
     for bed in BEDS:
-        for source in MAPPED:
+        for source in (*MAPPED, *LATER):
             check(parse(compose(f"+regime/bed={bed}", f"+regime/source={source}", "seed=110", CHANGED)))
 
 
@@ -136,7 +138,7 @@ def test_the_answers_are_yes_no_or_not_told():
 
 def test_the_figure_names_every_source_and_counts_what_is_told_apart(tmp_path):
     """One of two sources costs the trainer's policy by the adjusted test; the other's p is small and its reward higher."""
-    assert set(NAMES) == set(MAPPED)
+    assert set(NAMES) == {*MAPPED, *LATER}
     costs = pd.DataFrame(
         {
             "policy": ["trainer", "trainer", "sampler", "sampler"],
