@@ -46,7 +46,7 @@ TITLES = {"trainer": "cost, trainer's policy served", "sampler": "cost, engine's
 
 
 def finding(table: pd.DataFrame, costs: pd.DataFrame, gain: float) -> str:
-    """Title of the figure: the source that costs the trainer's policy most by the adjusted test, and the models' mean early K3."""
+    """Title of the figure: the source that costs the trainer's policy most by the adjusted test, and its mean early K3."""
     told = costs[(costs.policy == "trainer") & (costs.holm_p <= 0.05) & (costs.difference < 0)]
     if told.empty:
         return f"No source of {costs.arm.nunique()} is shown to cost the trainer's policy reward"
