@@ -10,6 +10,7 @@ from matplotlib.ticker import PercentFormatter
 
 from analysis.figures.style import png, subplots
 from analysis.marks import HUES, NEUTRAL
+from experiments.verdict_study import EARLY
 
 NAMES = {
     "salted_parts": "KV of parts kept, salted",
@@ -33,7 +34,7 @@ NAMES = {
     "wrong_draft": "wrong draft",
     "batch_shape": "BF16, sums by batch size",
     "partial": "partial rollouts",
-    "stale_2": "weights two steps old",
+    "stale_2": "FP8 weights, two steps old",
     "fp8_tensor": "FP8 weights",
     "fixed_0.2": "fixed noise 0.2",
     "fresh_0.2": "fresh noise 0.2",
@@ -42,17 +43,18 @@ NAMES = {
 LEAST = 1e-8
 """K3 in nats per token at the left edge of the figure. A smaller one is drawn there."""
 MARKS = {"dense": "o", "moe": "^"}
-TITLES = {"trainer": "cost, trainer's weights served", "sampler": "cost, engine's weights served"}
+TITLES = {"trainer": "cost, trainer's policy served", "sampler": "cost, engine's policy served"}
 
 
 def finding(table: pd.DataFrame, costs: pd.DataFrame, gain: float) -> str:
-    """Title of the figure: the source that costs the trainer's policy most by the adjusted test, and its K3, mean over models."""
+    """Title of the figure: the source that costs the trainer's policy most by the adjusted test, and its mean early K3."""
     told = costs[(costs.policy == "trainer") & (costs.holm_p <= 0.05) & (costs.difference < 0)]
     if told.empty:
         return f"No source of {costs.arm.nunique()} is shown to cost the trainer's policy reward"
     most = told.loc[told.difference.idxmin()]
     k3 = table[table.source == most.arm].k3.mean()
-    return f"{NAMES[most.arm]}: a cost of {-most.difference / gain:.0%} of what RL teaches, at a K3 of {k3:.0e}"
+    cost = -most.difference / gain
+    return f"{NAMES[most.arm]}: a cost of {cost:.0%} of what RL teaches, at a K3 of {k3:.0e} in the first {EARLY} steps"
 
 
 def draw(table: pd.DataFrame, costs: pd.DataFrame, gain: float, file: Path) -> str:
@@ -67,7 +69,7 @@ def draw(table: pd.DataFrame, costs: pd.DataFrame, gain: float, file: Path) -> s
         own = table[table.bed == bed].set_index("source").k3.reindex(order).clip(lower=LEAST)
         axes[0].plot(own.to_numpy(), range(len(order)), mark, color=HUES["bf16"], markersize=5, label=bed)
     axes[0].set_xscale("log")
-    axes[0].set_title("K3, nats per token", fontsize=9)
+    axes[0].set_title(f"K3 of the first {EARLY} steps", fontsize=9)
     axes[0].legend(fontsize=7, frameon=False, loc="lower left")
     for axis, (policy, title) in zip(axes[1:], TITLES.items(), strict=True):
         _costs(axis, costs[costs.policy == policy].set_index("arm").reindex(order), gain)

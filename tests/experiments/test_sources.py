@@ -151,7 +151,7 @@ def test_the_figure_names_every_source_and_counts_what_is_told_apart(tmp_path):
     )
     table = pd.DataFrame({"bed": ["dense", "dense"], "source": ["mxfp4", "int4"], "k3": [0.01, 0.0]})
     said = draw(table, costs, 0.5, tmp_path / "figure.png")
-    assert said == "MXFP4 weights: a cost of 20% of what RL teaches, at a K3 of 1e-02"
+    assert said == "MXFP4 weights: a cost of 20% of what RL teaches, at a K3 of 1e-02 in the first 20 steps"
     nothing = draw(table, costs.assign(holm_p=1.0), 0.5, tmp_path / "figure.png")
     assert nothing == "No source of 2 is shown to cost the trainer's policy reward"
     assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
