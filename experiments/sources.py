@@ -51,7 +51,7 @@ SOURCES = (
 ANCHORS = ("partial", "stale_2", "fp8_cache", "fp8_tensor", "nvfp4", "w4a4", "fixed_0.2", "fresh_0.2")
 """Sources of mismatch in the study of the verdict (docs/decision.md) that docs/sources.md compares with its own."""
 MAPPED = (*ANCHORS, *SOURCES)
-LATER = ("batch_shape",)
+LATER = ("bf16", "batch_shape")
 """Sources that were planned after the results of MAPPED were known, and are compared in families of their own."""
 BEDS = ("dense", "moe")
 FIRST_SEED, SEEDS = 110, 5

@@ -29,7 +29,7 @@ def test_the_lists_have_every_source_on_both_beds_and_leave_out_what_is_done():
     done += [("dense", MAPPED[0], seed) for seed in CHOSEN]
     assert commands(2, CHOSEN, done) == [] and len(commands(3, CHOSEN, done)) == 1
     later = zip(BEDS, commands(4, CHOSEN), strict=True)
-    assert all(f"+regime/bed={bed} +regime/source=batch_shape" in line for bed, line in later)
+    assert all(f"+regime/bed={bed} +regime/source=bf16,batch_shape" in line for bed, line in later)
     with pytest.raises(UserError, match="lists 1 to 4"):
         commands(5, CHOSEN)
 
@@ -37,7 +37,7 @@ def test_the_lists_have_every_source_on_both_beds_and_leave_out_what_is_done():
 @pytest.mark.slow
 def test_every_regime_is_a_run_of_its_own_that_can_start():
     known = names([110])
-    assert len(known) == len(BEDS) * (1 + len(MAPPED) + len(LATER)) == 52  # no two sources are one config
+    assert len(known) == len(BEDS) * (1 + len(MAPPED) + len(LATER)) == 54  # no two sources are one config
     for bed in BEDS:
         for source in (*MAPPED, *LATER):
             check(parse(compose(f"+regime/bed={bed}", f"+regime/source={source}", "seed=110", CHANGED)))
