@@ -3,9 +3,9 @@
 A marker of NEEDS says what a test needs. Where that is missing the test is skipped. `--forbid-skips`, which `make test` and CI
 give, allows this for units that nobody can install. Software must be there, unless `--without=slurm,vllm` names it.
 
-With xdist (`-n 3`, as `make test` does) the tests of a file run on one worker, so that its fixtures are made once; the files
+With xdist (`-n 4`, as `make test` does) the tests of a file run on one worker, so that its fixtures are made once; the files
 that share one Slurm run on one too. Those come first, then the files with a test that takes seconds, then the others, so that
-the workers end at about the same time. The worker with Slurm waits for it most of the time, so three workers use two cores.
+the workers end at about the same time. The worker with Slurm waits for it most of the time, and others wait for processes of their own, so four workers use two cores.
 """
 
 import functools
