@@ -5,7 +5,8 @@ give, allows this for units that nobody can install. Software must be there, unl
 
 With xdist (`-n 4`, as `make test` does) the tests of a file run on one worker, so that its fixtures are made once; the files
 that share one Slurm run on one too. Those come first, then the files with a test that takes seconds, then the others, so that
-the workers end at about the same time. The worker with Slurm waits for it most of the time, and others wait for processes of their own, so four workers use two cores.
+the workers end at about the same time. The worker with Slurm waits for it most of the time, and others for processes of their
+own, so four workers use two cores.
 """
 
 import functools
