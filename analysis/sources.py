@@ -24,6 +24,7 @@ EXACT: dict[str, Any] = {
     "rollout.partial_tokens": None,
     "actor.dtype": "fp32",
     "actor.masters": "fp32",
+    "actor.lora": None,
     "actor.precision": None,
 }
 """Config keys that decide the source of a mismatch, with their values in an FP32 run without any mismatch."""
@@ -57,7 +58,8 @@ def is_control(config: Mapping[str, Any], arm: Arm) -> bool:
     """Whether a run is a control: uncorrected, with rollouts that differ from the trainer at most by the age of their weights.
 
     Number formats are compared, not the names of precisions. A 16-bit run in another engine uses other kernels, which is a
-    mismatch; in FP32 their difference is negligible. Weights without FP32 masters count as a source of mismatch.
+    mismatch; in FP32 their difference is negligible. Weights without FP32 masters count as a source of mismatch, and so do
+    low-rank adapters that are merged at a sync.
     """
     rollout, actor = config["rollout"], config["actor"]
     own = _formats(actor.get("precision") or {"compute": actor["dtype"]})
@@ -72,10 +74,12 @@ def _formats(precision: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _others(config: Mapping[str, Any]) -> list[str]:
-    """Words, such as `masters bf16`, for engine parameters (noise aside) and master weights unlike those of an exact FP32 run."""
+    """Words, such as `masters none`, for engine parameters (noise aside), master weights and adapters unlike an exact FP32 run's."""
     named = [f"rollout.engine.{key}" for key in ENGINE if key.removesuffix("_persistence") not in NOISES] + ["actor.masters"]
     found = deviations(config)
-    return [f"{key.rpartition('.')[2].replace('_', ' ')} {found[key]}" for key in named if key in found]
+    sync = (found.get("actor.lora") or {}).get("sync", "apart")
+    words = [f"{key.rpartition('.')[2].replace('_', ' ')} {found[key]}" for key in named if key in found]
+    return words if sync == "apart" else [*words, f"LoRA {sync.replace('_', ' ')}"]
 
 
 def _noises(engine: Mapping[str, Any]) -> list[str]:

@@ -166,6 +166,8 @@ def own_precision(config: Config) -> PrecisionConfig:
 
 def samples_as_trainer(config: Config) -> bool:
     """Whether rollouts sample exactly the trainer's policy: default local engine, same precision and weights, all tokens."""
+    if config.actor.lora is not None and config.actor.lora.sync != "apart":
+        return False
     r, own = config.rollout, own_precision(config)
     same = r.precision.model_copy(update={"name": own.name}) == own and (r.staleness, r.partial_tokens) == (0, None)
     whole = (r.kv_cache, r.top_p, r.top_k) == ("compute", 1.0, 0)

@@ -4,7 +4,7 @@ Hydra composes `experiments/conf`. `parse` turns the result into a `Config`, or 
 has a file. The constraint of a field is in its annotation. The string below a field is its meaning.
 """
 
-from harness.config.actor import ActorConfig, RoutingConfig, ScheduleConfig
+from harness.config.actor import ActorConfig, LoraConfig, RoutingConfig, ScheduleConfig
 from harness.config.base import Count, PluginConfig, Positive, Strict
 from harness.config.critic import CriticConfig
 from harness.config.errors import explain, explained
@@ -47,6 +47,7 @@ __all__ = [
     "FilterConfig",
     "HubConfig",
     "KlConfig",
+    "LoraConfig",
     "MixtureConfig",
     "ModelConfig",
     "OverlongConfig",

@@ -34,6 +34,17 @@ class ScheduleConfig(Strict):
         return self
 
 
+class LoraConfig(Strict):
+    """Training of low-rank adapters beside frozen weights, see harness/train/model/adapters.py."""
+
+    rank: Annotated[int, Field(ge=1, le=1024)]
+    """Rank of the adapters of each linear layer. Their product has the factor 2, as with lora_alpha = 2 · rank in PEFT."""
+    sync: Literal["apart", "merged", "merged_in_place"]
+    """Weights that a rollout engine gets. apart: frozen weights and adapters, which the embedded engine multiplies apart.
+    merged: their sum, rounded to actor.dtype. merged_in_place: the same sum, from which the trainer then subtracts the adapters
+    to go on, as PEFT's merge and unmerge do, so that rounding errors stay in its frozen weights. See docs/sources.md."""
+
+
 class ActorConfig(Strict):
     """Training of the policy: DeepSpeed ZeRO around the model, with AdamW."""
 
@@ -44,6 +55,8 @@ class ActorConfig(Strict):
     masters: Literal["fp32", "none", "kahan", "stochastic"] = "fp32"
     """Weights that the optimizer updates under dtype=bf16. fp32: a copy in fp32. none: the BF16 weights, rounded to nearest.
     kahan: the BF16 weights, with Kahan summation. stochastic: the BF16 weights, rounded stochastically. See docs/sources.md."""
+    lora: LoraConfig | None = None
+    """Low-rank adapters, which alone are trained. null: none; all weights are trained."""
     precision: PrecisionConfig | None = None
     """Precision to which the training forward pass casts the linear layers, with straight-through gradients. null: no cast."""
     lr: PositiveFraction
@@ -81,6 +94,13 @@ class ActorConfig(Strict):
     def _mastered(self) -> ActorConfig:
         if self.masters != "fp32" and self.dtype != "bf16":
             raise ValueError(f"masters={self.masters} is of BF16 weights, and actor.dtype is {self.dtype}; set actor.dtype=bf16")
+        return self
+
+    @model_validator(mode="after")
+    def _adaptable(self) -> ActorConfig:
+        untried = {"zero_stage=3": self.zero_stage == 3, "masters": self.masters != "fp32", "compile=true": self.compile}
+        for key in (key for key, used in ({"precision": self.precision is not None} | untried).items() if used and self.lora):
+            raise ValueError(f"lora with actor.{key}: adapters are trained without it; set actor.lora=null or another value")
         return self
 
     @model_validator(mode="after")

@@ -76,6 +76,11 @@ class Config(Strict):
                 "correction.weight.level=group with rollout.group_size=1: of a group of one it is level=geometric; use that, or "
                 "larger groups"
             )
+        if self.actor.lora is not None and self.actor.lora.sync == "apart" and self.rollout.engine.name != "local":
+            raise ValueError(
+                f"actor.lora.sync=apart with rollout.engine={self.rollout.engine.name}: only rollout.engine=local takes adapters "
+                "apart; set actor.lora.sync=merged"
+            )
         if self.critic.warmup_steps >= self.steps:
             raise ValueError(
                 f"critic.warmup_steps={self.critic.warmup_steps}: the policy would never learn in a run of {self.steps} steps; "

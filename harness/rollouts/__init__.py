@@ -113,7 +113,10 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Take the trainer's weights, by transformers name, in the engine's precision. On an error the engine has no weights."""
+        """Take the trainer's weights, by transformers name, in the engine's precision. On an error the engine has no weights.
+
+        Adapters apart from their weights are named as in PEFT, with ".lora_A.weight" and ".lora_B.weight" in place of ".weight".
+        """
 
     @abstractmethod
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:

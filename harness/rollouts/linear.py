@@ -60,13 +60,15 @@ class EngineMatrix(NamedTuple):
     """A weight matrix in the form by which the engine multiplies.
 
     codes: [K, N], for K inputs and N outputs. scale: one for all codes, [N] for the outputs, or [⌈K/128⌉, N] for blocks of
-    inputs; None if the codes are the values. bias: [N]. cast: false if matrix and inputs stay in the compute dtype.
+    inputs; None if the codes are the values. bias: [N]. cast: false if matrix and inputs stay in the compute dtype. adapter: a
+    low-rank pair, [K, r] and [r, N] in the compute dtype, whose product is added; None for none.
     """
 
     codes: Tensor
     scale: Tensor | None
     bias: Tensor | None = None
     cast: bool = True
+    adapter: tuple[Tensor, Tensor] | None = None
 
     def values(self) -> Tensor:
         """Values of the matrix [K, N]: code · scale."""
@@ -123,7 +125,15 @@ class Arithmetic:
         return self.round(y if weight.bias is None else y.add_(weight.bias))
 
     def linear(self, x: Tensor, weight: EngineMatrix) -> Tensor:
-        """A linear layer: cast rows x [B, K], multiply them by a weight and add its bias, [B, N]."""
+        """A linear layer: cast rows x [B, K], multiply them by a weight and add its bias and its adapter's product, [B, N]."""
+        y = self.summed(x, weight)
+        if weight.adapter is None:
+            return y
+        down, up = weight.adapter
+        return self.round(y + self.round(self.round(x @ down) @ up))
+
+    def summed(self, x: Tensor, weight: EngineMatrix) -> Tensor:
+        """Cast rows x [B, K], multiply them by a weight and add its bias, [B, N]."""
         return self.product(*self.activation(x, cast=weight.cast), weight)
 
 
@@ -141,10 +151,10 @@ class PartialSums(Arithmetic):
         assert self.weights is None and self.activations is None
         self.parts = parts
 
-    def linear(self, x: Tensor, weight: EngineMatrix) -> Tensor:
+    def summed(self, x: Tensor, weight: EngineMatrix) -> Tensor:
         n = self.parts(len(x))
         if n == 1:
-            return super().linear(x, weight)
+            return super().summed(x, weight)
         pieces = zip(x.tensor_split(n, -1), weight.codes.tensor_split(n), strict=True)
         y = torch.stack([self.round(own @ codes) for own, codes in pieces]).sum(0)
         return self.round(y if weight.bias is None else y + weight.bias)

@@ -6,7 +6,7 @@ so a per-tensor scale spans them. The router, the head, the embedding and the no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -145,6 +145,7 @@ class LocalEngine(RolloutEngine):
         # A copy: the trainer goes on changing its own in place, and these are of one version until the next call.
         own = {n.removeprefix("model."): w.detach().to(self.device, torch.float32, copy=True) for n, w in weights}
         given = dict(self.noise.on_linear(own.items(), version))
+        self.adapted = any(".lora_" in name for name in given)
 
         def plain(name: str, exact: bool = False) -> Tensor:
             return given.pop(name) if exact else self._round(given.pop(name))
@@ -170,9 +171,9 @@ class LocalEngine(RolloutEngine):
         for key in ("qkv", "o") if self.shape.experts else FUSED:
             parts = FUSED[key]
             bias = torch.cat([plain(f"{prefix}{part}.bias") for part in parts]) if key in self.shape.biased else None
-            layer[key] = self.arithmetic.weight(
-                torch.cat([plain(f"{prefix}{part}.weight") for part in parts]), bias, cast=cast[key]
-            )
+            matrix = torch.cat([plain(f"{prefix}{part}.weight") for part in parts])
+            adapter = self._adapter([prefix + part for part in parts], plain) if self.adapted else None
+            layer[key] = self.arithmetic.weight(matrix, bias, cast=cast[key])._replace(adapter=adapter)
         if self.shape.experts:
             layer["mixture"] = self._mixture(f"{prefix}mlp.", plain, version, cast)
         for norm in ("input_layernorm", "post_attention_layernorm"):
@@ -181,6 +182,11 @@ class LocalEngine(RolloutEngine):
             q, k = (plain(f"{prefix}self_attn.{name}_norm.weight") for name in "qk")
             layer["qk_norm"] = torch.cat([q.expand(self.heads, -1), k.expand(self.kv_heads, -1)])
         return layer
+
+    def _adapter(self, parts: Sequence[str], plain: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
+        """The adapters of the modules that form one matrix as one pair: [K, r] and, block by block, [r, N]."""
+        down, up = ([plain(f"{part}.lora_{key}.weight") for part in parts] for key in "AB")
+        return torch.cat(down).t().contiguous(), torch.block_diag(*up).t().contiguous()
 
     def _mixture(self, prefix: str, plain: Callable[..., Tensor], version: int, cast: dict[str, bool]) -> Mixture:
         name = f"{prefix}gate.weight"

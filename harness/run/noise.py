@@ -56,7 +56,7 @@ def _k3(parts: Parts, engine: RolloutEngine, prompts: int) -> float:
     rows = sampler.prompts[:prompts].repeat_interleave(sampler.config.rollout.group_size, dim=0)
     mismatches = []
     for version in range(VERSIONS):
-        engine.load_weights(parts.actor.weights(), version)
+        engine.load_weights(parts.actor.synced_weights(), version)
         uniforms = torch.rand(len(rows), sampler.task.answer_length, generator=generator(0, "matching noise", version))
         mismatches.append(mismatch_rows(parts.scorer.scored_batch(rows, sampler.generate(engine, rows, uniforms))))
     return float(finish_mismatch(merge(mismatches))["rollout_corr/k3_kl"])

@@ -39,7 +39,7 @@ def build_parts(plan: Plan) -> Parts:
     config = plan.config
     net, prompts, held_out = start(config, plan.task)
     critic_net = copy.deepcopy(net) if plan.has_critic else None
-    actor = DeepSpeedActor(net, config.actor, temperature=config.rollout.temperature)
+    actor = DeepSpeedActor(net, config.actor, temperature=config.rollout.temperature, seed=config.seed)
     critic = Critic(critic_net, config) if critic_net is not None else None
     sampler = _with_options(Sampler(plan, actor, prompts), plan)
     masks = {"support": sampling_masks} if config.rollout.replay_sampling_mask else {}

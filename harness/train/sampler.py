@@ -45,7 +45,7 @@ class Sampler:
         """Load the actor's weights, number `version`, into the engine. Returns metrics of a check, which may raise UserError."""
         self.version = version
         with self.clock.phase("sync"):
-            self.engine.load_weights(self.actor.weights(), version)
+            self.engine.load_weights(self.actor.synced_weights(), version)
         if self.engine.tolerance is None:
             return {}
         with self.clock.phase("verify"):

@@ -16,6 +16,7 @@ from harness.rollouts.architecture import expert_count
 from harness.rollouts.recorded import Recorded
 from harness.rollouts.routes import Routes, no_route
 from harness.tasks import PAD
+from harness.train.model import adapters
 from harness.train.model.engine import DeepSpeedModel
 from harness.train.model.head import ScoringModel
 from harness.train.model.layout import can_share
@@ -65,14 +66,22 @@ class Actor(Saved, Protocol):
         """
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Iterate over all weights under their transformers names, in the actor's dtype."""
+        """Iterate over all weights under their transformers names, in the actor's dtype, with adapters apart."""
+
+    def synced_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Iterate over the weights that a rollout engine gets: `weights`, with adapters merged as actor.lora.sync says."""
 
 
 class DeepSpeedActor(DeepSpeedModel):
-    """An actor under DeepSpeed ZeRO stage 0 to 3, with AdamW, on all ranks. temperature: divisor of the logits."""
+    """An actor under DeepSpeed ZeRO stage 0 to 3, with AdamW, on all ranks.
 
-    def __init__(self, model: PreTrainedModel, config: ActorConfig, *, temperature: float = 1.0):
+    temperature: divisor of the logits. seed: seed of the adapters' first values.
+    """
+
+    def __init__(self, model: PreTrainedModel, config: ActorConfig, *, temperature: float = 1.0, seed: int = 0):
         join()  # chooses this rank's device
+        if config.lora is not None:
+            adapters.add_adapters(model, config.lora, seed)
         # Cast before a GPU holds the model, which may not fit in fp32. DeepSpeed's own cast then finds nothing to do.
         model = model.train().to(device=device(), dtype=DTYPES[config.dtype])  # type: ignore[call-arg]
         self.routing = RoutingHooks(model)
@@ -84,6 +93,17 @@ class DeepSpeedActor(DeepSpeedModel):
         if config.compile:
             scoring.model.compile(dynamic=True)  # the number of distinct rows differs by step
         super().__init__(scoring, config, shares=can_share(model.config))
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        return super().weights() if self.config.lora is None else adapters.apart(super().weights())
+
+    def synced_weights(self) -> Iterator[tuple[str, Tensor]]:
+        match self.config.lora and self.config.lora.sync:
+            case "merged":
+                return adapters.merged(self.engine.module)
+            case "merged_in_place":
+                return adapters.merged_in_place(self.engine.module)
+        return self.weights()
 
     def logp(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Tensor]:
         prompts, tokens, replay, place = self.distinct_rows(prompts, tokens, replay)

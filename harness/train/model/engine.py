@@ -59,8 +59,9 @@ class DeepSpeedModel:
         # leave a lock on which later starts hang. Even listing the compatible ones runs a C compiler.
         deepspeed.ops.__compatible_ops__ = {}
         self.config, self.shares = config, shares
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
-            module.parameters(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
+            trained, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
         )
         if config.masters != "fp32":
             keep_in_bf16(self.optimizer, config.masters)
