@@ -74,7 +74,7 @@ def _formats(precision: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _others(config: Mapping[str, Any]) -> list[str]:
-    """Words, such as `masters none`, for engine parameters (noise aside), master weights and adapters unlike an exact FP32 run's."""
+    """Words, such as `masters none`, for engine parameters (not noise), masters and adapters unlike an exact FP32 run's."""
     named = [f"rollout.engine.{key}" for key in ENGINE if key.removesuffix("_persistence") not in NOISES] + ["actor.masters"]
     found = deviations(config)
     sync = (found.get("actor.lora") or {}).get("sync", "apart")

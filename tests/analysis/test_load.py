@@ -67,7 +67,7 @@ def test_synthetic_noise_makes_no_control(tmp_path):
         ([FP32, "rollout.engine.kv_at_sync=keep", "rollout.partial_tokens=2"], "fp32, parts of 2 tokens, kv at sync keep"),
         (["rollout/precision=bf16", "actor.dtype=bf16", "rollout.engine.head_dtype=fp32"], "bf16, head dtype fp32"),
         (["rollout/precision=bf16", "actor.dtype=bf16", "actor.masters=kahan"], "bf16, masters kahan"),
-        (["rollout/precision=bf16", "actor.dtype=bf16", "actor.lora={rank: 4, sync: merged_in_place}"], "bf16, LoRA merged in place"),
+        (["rollout/precision=bf16", "actor.dtype=bf16", "actor.lora={rank: 4, sync: merged}"], "bf16, LoRA merged"),
     ],
 )
 def test_other_engine_parameters_and_masters_make_no_control(tmp_path, overrides, source):

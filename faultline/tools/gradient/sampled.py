@@ -51,7 +51,7 @@ class SampledGradients:
                 "gradient: samples from the trainer's own policy; give a run with actor.scoring=exact or evaluation.policy=own"
             )
         if config.actor.lora is not None:
-            raise UserError("gradient: takes the gradient of all weights, and this run trains adapters; give one with actor.lora=null")
+            raise UserError("gradient: takes the gradient of all weights, and this run trains adapters; give another run")
         if isinstance(task, EnvironmentTask):
             raise UserError(f"gradient: task={config.task.name} has an environment, which is not asked here; give another run")
         self.prompts = pool[torch.randperm(len(pool), generator=generator(seed, "laboratory prompts"))[:prompts]]

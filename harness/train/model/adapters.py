@@ -5,7 +5,7 @@ rounding to actor.dtype, the trainer computes y = W·x + s·B·(A·x). At a sync
 
     apart             the engine gets W, A and s·B, and multiplies them apart, as the trainer does
     merged            the engine gets R(W + R(s·B·A)); the trainer keeps W
-    merged_in_place   the same, and the trainer goes on with W ← R(R(W + R(s·B·A)) − R(s·B·A)), as PEFT's merge and unmerge leave it
+    merged_in_place   the same, and the trainer goes on with W ← R(R(W + R(s·B·A)) − R(s·B·A)), by PEFT's merge and unmerge
 
 Sources: LoRA, arXiv 2106.09685; `peft.tuners.lora.Linear.merge` and `unmerge`; TRL issue 6688 on their drift.
 """
@@ -26,7 +26,7 @@ from harness.seeding import derive
 NAME = "default"
 """PEFT's name of the adapter."""
 SCALE = 2
-"""Factor s of the adapter's product, lora_alpha over rank in PEFT. A power of two, so that a rounded s·B is s times a rounded B."""
+"""Factor s of the adapter's product, lora_alpha over rank in PEFT: a power of two, so that a rounded s·B is s times B's."""
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> None:
@@ -36,7 +36,8 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> None:
     """
     import peft  # a second of imports, which only such a run needs
 
-    modules = [part.rpartition(".")[2] for parts in FUSED.values() for part in parts]
+    parts = tuple(part for parts in FUSED.values() for part in parts)
+    modules = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name.endswith(parts)]
     wanted = peft.LoraConfig(r=config.rank, lora_alpha=SCALE * config.rank, target_modules=modules)
     with torch.random.fork_rng():
         torch.manual_seed(derive(seed, "lora"))
