@@ -44,9 +44,8 @@ PLANNED = {
     "leaderboard": ["loss.*", "correction.*", "proximal", "loss=*", "correction=*", "reduce=*"],
     "map of sources": [
         "rollout.kv_cache", "rollout.engine.*_dtype", "rollout.engine.*noise*", "rollout.engine.kv_*",
-        "rollout.engine.draft_error", "rollout.engine.split_sums", "rollout.partial_tokens", "rollout.precision.*_layers",
-        "rollout.precision.ignore",
-        "segments", "actor.precision", "actor.masters", "diagnostics.changed_weights", "routing.replay",
+        "rollout.engine.split_sums", "rollout.partial_tokens",
+        "segments", "actor.precision", "actor.masters", "actor.lora*", "diagnostics.changed_weights", "routing.replay",
         "rollout/precision=*",
     ],
     "study of real text": ["task=*"],

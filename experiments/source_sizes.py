@@ -31,10 +31,7 @@ from harness.rollouts.vllm import VllmEngine
 
 FOLDER = Path("experiments/study/sources/smollm2")
 SIZE = Size(responses=128, answer=48)
-LOCAL = (
-    "exact", "fp8_tensor", "fp8_cache", "fp8_cache_p99", "nvfp4", "w4a4", "w4a4_last", "four_over_six", "mxfp4", "int4",
-    "wrong_draft",
-)  # fmt: skip
+LOCAL = ("exact", "fp8_tensor", "fp8_cache", "fp8_cache_p99", "nvfp4", "w4a4", "mxfp4")
 """Sources of mismatch, options +regime/source=NAME, that the local engine has without an update of the weights."""
 
 

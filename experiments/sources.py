@@ -51,8 +51,13 @@ SOURCES = (
 ANCHORS = ("partial", "stale_2", "fp8_cache", "fp8_tensor", "nvfp4", "w4a4", "fixed_0.2", "fresh_0.2")
 """Sources of mismatch in the study of the verdict (docs/decision.md) that docs/sources.md compares with its own."""
 MAPPED = (*ANCHORS, *SOURCES)
+GONE = ("fp8_cache_stale", "int4", "four_over_six", "w4a4_last", "wrong_draft")
+"""Sources of MAPPED that had no effect of their own, and were removed after their runs were recorded."""
 LATER = ("bf16", "batch_shape")
 """Sources that were planned after the results of MAPPED were known, and are compared in families of their own."""
+ADAPTERS = ("lora_merged", "lora_in_place")
+"""Sources of mismatch of low-rank adapters, planned last. They are compared with ADAPTED and not with the exact control."""
+ADAPTED = "lora_apart"
 BEDS = ("dense", "moe")
 FIRST_SEED, SEEDS = 110, 5
 """Runs have the lowest SEEDS seeds, from FIRST_SEED on, whose warm starts are fit for RL on each model and task."""
@@ -90,15 +95,21 @@ def commands(number: int, chosen: Collection[int], done: Collection[tuple[str, s
     """The shell commands of list `number`, without sources whose runs are all in `done`: (model and task, source, seed).
 
     1: the exact controls, without mismatch. 2 and 3: the sources of mismatch on the dense model and on the mixture of experts.
-    4: the sources planned later, on both. Raises UserError on another number.
+    4: the sources planned later, on both. 5: low-rank adapters, on both. Raises UserError on another number.
     """
-    lists = {1: (BEDS, ("exact",)), 2: (BEDS[:1], MAPPED), 3: (BEDS[1:], MAPPED), 4: (BEDS, LATER)}
+    lists = {
+        1: (BEDS, ("exact",)),
+        2: (BEDS[:1], MAPPED),
+        3: (BEDS[1:], MAPPED),
+        4: (BEDS, LATER),
+        5: (BEDS, (ADAPTED, *ADAPTERS)),
+    }
     if number not in lists:
-        raise UserError(f"list {number}: there are lists 1 to 4; docs/sources.md has them")
+        raise UserError(f"list {number}: there are lists 1 to 5; docs/sources.md has them")
     beds, sources = lists[number]
     lines = []
     for bed in beds:
-        left = [one for one in sources if not {(bed, one, seed) for seed in chosen} <= set(done)]
+        left = [one for one in sources if one not in GONE and not {(bed, one, seed) for seed in chosen} <= set(done)]
         if left:
             given = f"+regime/bed={bed}", f"+regime/source={','.join(left)}", f"seed={','.join(map(str, chosen))}"
             lines.append(train_command(*given, CHANGED, f"run.sweep={SWEEP}"))
@@ -111,7 +122,8 @@ def commands(number: int, chosen: Collection[int], done: Collection[tuple[str, s
 def names(chosen: Collection[int]) -> dict[str, tuple[str, str]]:
     """The (model and task, source of mismatch) of each planned run, by its config digest. chosen: seeds."""
     found = {}
-    for bed, source, seed in product(BEDS, ("exact", *MAPPED, *LATER), chosen):
+    kept = [source for source in ("exact", *MAPPED, *LATER, ADAPTED, *ADAPTERS) if source not in GONE]
+    for bed, source, seed in product(BEDS, kept, chosen):
         given = f"+regime/bed={bed}", f"+regime/source={source}", f"seed={seed}", CHANGED
         found[parse(compose(*given)).digest] = (bed, source)
     return found
@@ -152,32 +164,40 @@ def rows(results: Results, known: Mapping[str, tuple[str, str]]) -> pd.DataFrame
 def mapped(runs: pd.DataFrame) -> pd.DataFrame:
     """The table of sources of mismatch, a row per model and source: medians over seeds, and the mean cost for each policy.
 
-    cost: final reward of the exact control (no mismatch), less that under the source, as a share of the control's gain.
+    cost: final reward of the control (no mismatch, with adapters for ADAPTERS), less that under the source, as a share of the
+    control's gain.
     """
-    own = runs[runs.policy == "trainer"]
-    control = own[own.source == "exact"].groupby("bed")
-    gain = control.end.mean() - control.start.mean()
-    ends = runs[runs.source == "exact"].groupby(["policy", "bed"]).end.mean()
+    own, controls = runs[runs.policy == "trainer"], ("exact", ADAPTED)
+    starts = own.groupby(["bed", "source"]).start.mean()
+    ends = runs.groupby(["policy", "bed", "source"]).end.mean()
     shown = ["k3", "ess_64", "persistence_1", "persistence_20", "ratio", "ratio_error", "changed"]
-    table = own[own.source != "exact"].groupby(["bed", "source"])[shown].median()
+    table = own[~own.source.isin(controls)].groupby(["bed", "source"])[shown].median()
     for policy in POLICIES:
-        part = runs[(runs.policy == policy) & (runs.source != "exact")].groupby(["bed", "source"]).end.mean()
-        table[f"cost, {policy}"] = [(ends[policy, bed] - value) / gain[bed] for (bed, _), value in part.items()]
+        costs = []
+        for bed, source in table.index:
+            control = ADAPTED if source in ADAPTERS else "exact"
+            gain = ends["trainer", bed, control] - starts[bed, control]
+            costs.append((ends[policy, bed, control] - ends[policy, bed, source]) / gain)
+        table[f"cost, {policy}"] = costs
     return table.reset_index()
 
 
 COSTS = StudyPlan(
     [
-        Comparisons(family, [(source, "exact") for source in compared], difference_p, {"policy": policy})
+        Comparisons(family, [(source, control) for source in compared], difference_p, {"policy": policy})
         for policy in POLICIES
-        for family, compared in ((policy, MAPPED), (f"{policy}, planned later", LATER))
+        for family, compared, control in (
+            (policy, MAPPED, "exact"),
+            (f"{policy}, planned later", LATER, "exact"),
+            (f"{policy}, adapters", ADAPTERS, ADAPTED),
+        )
     ],
     "end",
     paired="pair",
 )
 """Comparisons of the final reward under each source of mismatch with the exact control's, in ten pairs of runs with equal model,
-task and seed. Holm's adjustment covers the comparisons of one policy, trainer's or sampler's: those of MAPPED, and those of
-LATER for themselves."""
+task and seed; of adapters with ADAPTED's. Holm's adjustment covers the comparisons of one policy, trainer's or sampler's: those
+of MAPPED, and those of LATER and of ADAPTERS for themselves."""
 
 
 class Contrast(NamedTuple):
@@ -238,6 +258,7 @@ def main(words: list[str]) -> None:
             table = mapped(runs)
             publish(FOLDER, *(part.round(4) for part in (table, costs, answers(runs))))
             own = runs[(runs.source == "exact") & (runs.policy == "trainer")]
+            table, costs = table[~table.source.isin(ADAPTERS)], costs[~costs.arm.isin(ADAPTERS)]
             print(draw(table, costs, own.end.mean() - own.start.mean(), Path("docs/sources.png")))
         case _:
             raise UserError("give starts with seeds, list N, record or print: python -m experiments.sources list 1")

@@ -10,12 +10,10 @@ from typing import Literal, NamedTuple
 
 from harness.machine import Machine
 
-WeightFormat = Literal[
-    "fp8_tensor", "fp8_channel", "fp8_block", "mxfp8", "int8_channel", "nvfp4", "nvfp4_4over6", "mxfp4", "int4_group"
-]
-ActivationFormat = Literal["fp8_token", "fp8_group", "mxfp8", "int8_token", "nvfp4_token", "nvfp4_4over6_token", "mxfp4"]
+WeightFormat = Literal["fp8_tensor", "fp8_channel", "fp8_block", "mxfp8", "int8_channel", "nvfp4", "mxfp4"]
+ActivationFormat = Literal["fp8_token", "fp8_group", "mxfp8", "int8_token", "nvfp4_token", "mxfp4"]
 
-MULTIPLES = {"nvfp4": 16, "nvfp4_4over6": 16, "mxfp8": 32, "mxfp4": 32, "int4_group": 32}
+MULTIPLES = {"nvfp4": 16, "mxfp8": 32, "mxfp4": 32}
 """Format -> block size, for formats whose block size must divide the width of a matrix."""
 
 

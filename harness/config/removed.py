@@ -25,6 +25,13 @@ _OVERLAP = "it changed the wall clock alone, and no run used it; rollout.stalene
 _BASELINE = "no study compared it; every response enters the baseline of the advantages"
 _REFERENCE = "no study pulled towards the policy that sampled; the reference is the policy that the run started from"
 _TENSORBOARD = "no run used it; W&B mirrors a run, offline too, and its folder is the record"
+_LEFT_OUT = "the map of sources (docs/sources.md) saw no effect of it; every linear layer is cast"
+_LAYERS = {
+    "first_layers": Removed(0, "0.2.0", _LEFT_OUT),
+    "last_layers": Removed(0, "0.2.0", _LEFT_OUT),
+    "ignore": Removed([], "0.2.0", _LEFT_OUT),
+}
+_DRAFT = "the map of sources (docs/sources.md) saw no effect of it; `faultline replay` knows a wrong draft as the fault `sampler`"
 REMOVED: dict[str, dict[str, Removed]] = {
     "": {
         "baseline": Removed("all", "0.2.0", _BASELINE),
@@ -38,13 +45,20 @@ REMOVED: dict[str, dict[str, Removed]] = {
     "tracking": {
         "tensorboard": Removed(False, "0.2.0", _TENSORBOARD),
     },
+    "rollout.precision": _LAYERS,
+    "actor.precision": _LAYERS,
+    "evaluation.probe.*": _LAYERS,
+    "rollout.engine=local": {
+        "draft_error": Removed(0.0, "0.2.0", _DRAFT),
+    },
     "rollout.engine=vllm": {
         "noise": Removed(0.0, "0.2.0", _NOISE_OF_VLLM),
         "noise_persistence": Removed(0.0, "0.2.0", _NOISE_OF_VLLM),
         "noise_seed": Removed(0, "0.2.0", _NOISE_OF_VLLM),
     },
 }
-"""Section of the config ("" for its top level), or plug-in such as rollout.engine=vllm -> its removed keys."""
+"""Section of the config ("" for its top level; * for each of several), or plug-in such as rollout.engine=vllm -> its removed
+keys."""
 
 
 def refuse_removed(values: dict[str, Any]) -> None:
@@ -83,8 +97,17 @@ class _Found(NamedTuple):
 def _found(values: dict[str, Any]) -> Iterator[_Found]:
     there = dict(plugins(values))
     for place, keys in REMOVED.items():
-        own = there.get(place, {}) if "=" in place else section(values, place) if place else values
-        yield from (_Found(place.partition("=")[0], own, key, gone) for key, gone in keys.items() if key in own)
+        sections = {place.partition("=")[0]: there.get(place, {})} if "=" in place else _sections(values, place)
+        for name, own in sections.items():
+            yield from (_Found(name, own, key, gone) for key, gone in keys.items() if key in own)
+
+
+def _sections(values: dict[str, Any], place: str) -> dict[str, dict[str, Any]]:
+    """The sections of a config that a place of REMOVED stands for, by their dotted names."""
+    if not place.endswith(".*"):
+        return {place: section(values, place) if place else values}
+    above = place.removesuffix(".*")
+    return {f"{above}.{name}": section(values, f"{above}.{name}") for name in section(values, above)}
 
 
 def _refuse(found: Iterable[_Found]) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from harness.config.base import Count, Name, PluginConfig, PositiveFraction, Strict, Text
+from harness.config.base import Count, Name, PluginConfig, PositiveFraction, Strict
 from harness.precisions import ActivationFormat, WeightFormat
 
 
@@ -22,26 +21,6 @@ class PrecisionConfig(Strict):
     """Format of the weights of linear layers. null: the compute dtype."""
     activations: ActivationFormat | None
     """Format of the inputs of linear layers. null: the compute dtype."""
-    first_layers: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Number of decoder layers at the start that stay in the compute dtype."""
-    last_layers: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Number of decoder layers at the end that stay in the compute dtype."""
-    ignore: Annotated[tuple[Text, ...], Field(strict=False)] = ()
-    """Linear layers that stay in the compute dtype: names such as model.layers.0.mlp.down_proj, or, as in compressed-tensors,
-    `re:` and a regular expression for the beginning of names."""
-
-    @model_validator(mode="after")
-    def _left_out(self) -> PrecisionConfig:
-        given = {key: getattr(self, key) for key in ("first_layers", "last_layers", "ignore") if getattr(self, key)}
-        if given and self.weights is None:
-            key, value = next(iter(given.items()))
-            raise ValueError(f"{key}={value} has no effect with weights=null, which quantises no layer; set {key} to its default")
-        for pattern in self.ignore:
-            try:
-                re.compile(pattern.removeprefix("re:"))
-            except re.error as error:
-                raise ValueError(f"ignore={pattern}: no regular expression ({error})") from None
-        return self
 
     @model_validator(mode="after")
     def _matched(self) -> PrecisionConfig:
@@ -49,8 +28,6 @@ class PrecisionConfig(Strict):
             raise ValueError(f"activations={self.activations} need weights of the same format, not {self.weights}")
         if self.activations and (self.weights == "fp8_block") != (self.activations == "fp8_group"):
             raise ValueError(f"activations={self.activations} with weights={self.weights}: fp8_group goes with fp8_block alone")
-        if self.activations and self.weights == "int4_group":
-            raise ValueError(f"activations={self.activations} with weights=int4_group: INT4 is W4A16 here; set activations=null")
         return self
 
 

@@ -18,9 +18,7 @@ E4M3_MAX = 448.0
 E5M2_MAX = 57344.0
 E2M1_MAX = 6.0
 NVFP4_BLOCK = 16
-FOUR_OVER_SIX_MAX = 256.0
 MX_BLOCK = 32
-INT4_GROUP = 32
 FP8_BLOCK = 128
 
 
@@ -85,52 +83,26 @@ def quantize_mxfp4(x: Tensor) -> Tensor:
     return _mx(x, "mxfp4", e2m1, 2)
 
 
-def quantize_int4(x: Tensor) -> Tensor:
-    """Return the values code · scale of x in INT4: codes −8..7 in groups of 32 along the last dimension, one scale per group.
-
-    scale = max|x|/7.5, rounded to BF16 as checkpoints store it; code = x/scale rounded, ties to even, and clamped. The values are
-    exact in fp32. This is compressed-tensors' symmetric W4A16; groups of 32 are those of Kimi K2 Thinking. Raises ValueError
-    unless 32 divides the last dimension.
-    """
-    groups = _blocks(x, "int4_group", INT4_GROUP)
-    scale = round_to(_amax(groups, -1) / 7.5, torch.bfloat16)
-    return ((groups / scale).round().clamp(-8, 7) * scale).flatten(-2)
-
-
 def quantize_int8(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """Return (symmetric int8 codes in −127..127, scale = max|x|/127 along `dim`, which is kept). Ties round to even."""
     scale = _amax(x, dim) / 127.0
     return (x / scale).round().clamp(-127, 127), scale
 
 
-def quantize_nvfp4(x: Tensor, dim: int | None = None, *, four_over_six: bool = False) -> tuple[Tensor, Tensor]:
+def quantize_nvfp4(x: Tensor, dim: int | None = None) -> tuple[Tensor, Tensor]:
     """Return (code · block scale, scale) of x in NVFP4: e2m1 codes in blocks of 16 along the last dimension.
 
     Each block has an e4m3 scale. Above the block scales is one fp32 scale: of the whole tensor (`dim=None`), as for weights,
     or of each row (`dim=-1`), as for a token's activations. scale = max|x|/(6·448); block scale = e4m3(block max/6/scale);
     code = e2m1(x/(block scale·scale)), ties to the even code. code · block scale is exact in fp32. Raises ValueError unless 16
     divides the last dimension.
-
-    four_over_six: a block takes e4m3(block max/4/scale) instead if its squared error is then smaller. e2m1 has no code between
-    4 and 6. If the block's largest code is 4, no value of the block falls into this gap. The fp32 scale is then
-    max|x|/(6·256), so that both block scales are in e4m3's range. Source: Four Over Six, arXiv 2512.02010.
     """
     blocks = _blocks(x, "nvfp4", NVFP4_BLOCK)
-    scale = _amax(x, dim) / (E2M1_MAX * (FOUR_OVER_SIX_MAX if four_over_six else E4M3_MAX))
+    scale = _amax(x, dim) / (E2M1_MAX * E4M3_MAX)
     of_block = scale if dim is None else scale[..., None]
-    six = _scaled_blocks(blocks, of_block, E2M1_MAX)
-    if not four_over_six:
-        return six.flatten(-2), scale
-    four = _scaled_blocks(blocks, of_block, 4.0)
-    errors = [(codes * of_block - blocks).square().sum(-1, keepdim=True) for codes in (six, four)]
-    return torch.where(errors[1] < errors[0], four, six).flatten(-2), scale
-
-
-def _scaled_blocks(blocks: Tensor, scale: Tensor, largest: float) -> Tensor:
-    """Values code · block scale of NVFP4 blocks [..., 16] under the fp32 `scale`, if a block's maximum has code `largest`."""
-    block_scale = e4m3(blocks.abs().amax(-1, keepdim=True) / largest / scale)
+    block_scale = e4m3(blocks.abs().amax(-1, keepdim=True) / E2M1_MAX / of_block)
     block_scale = torch.where(block_scale > 0, block_scale, 1.0)
-    return e2m1(blocks / (block_scale * scale)) * block_scale
+    return (e2m1(blocks / (block_scale * of_block)) * block_scale).flatten(-2), scale
 
 
 def _mx(x: Tensor, name: str, element: Callable[[Tensor], Tensor], largest: int) -> Tensor:

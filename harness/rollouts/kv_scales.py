@@ -1,4 +1,4 @@
-"""Scales of an FP8 KV cache: 1, calibrated at each sync of the weights, or calibrated once and stale from then on.
+"""Scales of an FP8 KV cache: 1, or calibrated at each sync of the weights.
 
 A key or value x of a layer is stored as code = round(x/s) in e4m3 or e5m2, and read as code·s. The calibrated scale of a layer's
 keys, and that of its values, is
@@ -6,8 +6,7 @@ keys, and that of its values, is
     s = q_p(|x|)/M
 
 where M is the largest value of the cache's dtype, and q_p is the p-th percentile over the first tokens that the layer computes,
-padding excluded. Values above q_p saturate. vLLM's `calculate_kv_scales` calibrates likewise, once, in its first forward pass.
-Without that option its scale is 1.
+padding excluded. Values above q_p saturate. vLLM's scale is 1, unless its `calculate_kv_scales` calibrates it.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from torch import Tensor
 
 from harness.errors import UserError
 
-KvScale = Literal["one", "sync", "first"]
-"""Rule for the scales of an FP8 KV cache. one: always 1. sync: calibrated at each load of weights. first: calibrated once."""
+KvScale = Literal["one", "sync"]
+"""Rule for the scales of an FP8 KV cache. one: always 1. sync: calibrated at each load of weights."""
 Percentile = Annotated[float, Interval(gt=0, le=100)]
 LARGEST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
 """Largest value of each FP8 dtype of a KV cache."""
@@ -41,9 +40,8 @@ class KvScales:
         self.scales: dict[str, Tensor] = {}
 
     def sync(self) -> None:
-        """Forget the scales after a load of weights, if the rule calibrates them at each load."""
-        if self.rule == "sync":
-            self.scales = {}
+        """Forget the scales after a load of weights, so that they are calibrated anew."""
+        self.scales = {}
 
     def __call__(self, layer: int, keys: Tensor, values: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return keys and values [B, n, H, D] as the FP8 cache of a layer gives them back.
@@ -64,18 +62,10 @@ class KvScales:
             self.scales[name] = (sizes.kthvalue(at).values / self.largest).clamp(min=torch.finfo(torch.float32).tiny * 2**10)
         return self.cast(x / self.scales[name]) * self.scales[name]
 
-    def state(self) -> dict[str, Tensor]:
-        """Scales of the FP8 cache, for a checkpoint, by layer and k or v, such as "0.k"; empty unless the rule is "first"."""
-        return {name: scale.clone() for name, scale in self.scales.items()} if self.rule == "first" else {}
-
-    def restore(self, state: dict[str, Tensor]) -> None:
-        """Restore the scales of the FP8 cache from a checkpoint, as `state` returned them."""
-        self.scales = dict(state)
-
 
 def check_kv_scales(kv_cache: str, rule: str, percentile: float) -> None:
     """Raise UserError if the rule for the scales of a KV cache, or the percentile of their calibration, has no effect."""
     if rule != "one" and kv_cache == "compute":
         raise UserError(f"rollout.engine.kv_scale={rule} has no effect with rollout.kv_cache=compute; set fp8_e4m3 or fp8_e5m2")
     if rule == "one" and percentile != 100:
-        raise UserError(f"rollout.engine.kv_percentile={percentile:g} has no effect with kv_scale=one; set sync or first, or 100")
+        raise UserError(f"rollout.engine.kv_percentile={percentile:g} has no effect with kv_scale=one; set sync, or 100")

@@ -37,9 +37,7 @@ WEIGHT_CASTS: dict[str | None, Cast] = {
     "mxfp8": lambda weight: (casts.quantize_mxfp8(weight), None),
     "int8_channel": partial(casts.quantize_int8, dim=-1),
     "nvfp4": casts.quantize_nvfp4,
-    "nvfp4_4over6": partial(casts.quantize_nvfp4, four_over_six=True),
     "mxfp4": lambda weight: (casts.quantize_mxfp4(weight), None),
-    "int4_group": lambda weight: (casts.quantize_int4(weight), None),
 }
 ACTIVATION_CASTS: dict[str | None, Cast] = {
     None: _whole,
@@ -48,7 +46,6 @@ ACTIVATION_CASTS: dict[str | None, Cast] = {
     "mxfp8": lambda x: (casts.quantize_mxfp8(x), None),
     "int8_token": partial(casts.quantize_int8, dim=-1),
     "nvfp4_token": partial(casts.quantize_nvfp4, dim=-1),
-    "nvfp4_4over6_token": partial(casts.quantize_nvfp4, dim=-1, four_over_six=True),
     "mxfp4": lambda x: (casts.quantize_mxfp4(x), None),
 }
 SplitSums = Annotated[int, Interval(ge=1, le=16)]
@@ -60,14 +57,13 @@ class EngineMatrix(NamedTuple):
     """A weight matrix in the form by which the engine multiplies.
 
     codes: [K, N], for K inputs and N outputs. scale: one for all codes, [N] for the outputs, or [⌈K/128⌉, N] for blocks of
-    inputs; None if the codes are the values. bias: [N]. cast: false if matrix and inputs stay in the compute dtype. adapter: a
-    low-rank pair, [K, r] and [r, N] in the compute dtype, whose product is added; None for none.
+    inputs; None if the codes are the values. bias: [N]. adapter: a low-rank pair, [K, r] and [r, N] in the compute dtype, whose
+    product is added; None for none.
     """
 
     codes: Tensor
     scale: Tensor | None
     bias: Tensor | None = None
-    cast: bool = True
     adapter: tuple[Tensor, Tensor] | None = None
 
     def values(self) -> Tensor:
@@ -89,10 +85,8 @@ class Arithmetic:
         """x (fp32) rounded to the compute dtype, held in fp32."""
         return casts.round_to(x, self.compute)
 
-    def weight(self, weight: Tensor, bias: Tensor | None = None, *, cast: bool = True) -> EngineMatrix:
-        """Cast a weight [N, K] to the precision's format of weights, or with cast=False leave it in the compute dtype."""
-        if not cast:
-            return EngineMatrix(weight.t().contiguous(), None, bias, cast)
+    def weight(self, weight: Tensor, bias: Tensor | None = None) -> EngineMatrix:
+        """Cast a weight [N, K] to the precision's format of weights."""
         codes, scale = WEIGHT_CASTS[self.weights](weight)
         if self.weights == "fp8_block":
             assert scale is not None
@@ -101,10 +95,8 @@ class Arithmetic:
             scale = scale.flatten()
         return EngineMatrix(codes.t().contiguous(), scale, bias)
 
-    def activation(self, x: Tensor, *, cast: bool = True) -> tuple[Tensor, Tensor | None]:
-        """Cast inputs x [B, K], unless cast=False, to the precision's format. Returns (codes, scale by row or by 128 values)."""
-        if not cast:
-            return x, None
+    def activation(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Cast inputs x [B, K] to the precision's format. Returns (codes, scale by row or by 128 values)."""
         return ACTIVATION_CASTS[self.activations](x)
 
     @staticmethod
@@ -116,9 +108,9 @@ class Arithmetic:
 
     def product(self, codes: Tensor, scale: Tensor | None, weight: EngineMatrix) -> Tensor:
         """Product [B, N] of a weight and rows that `activation` has cast, plus the bias, rounded once to the compute dtype."""
-        if self.weights == "fp8_block" and weight.cast:
+        if self.weights == "fp8_block":
             y = _sum_of_blocks(codes, scale, weight)
-        elif self.activations == "int8_token" and weight.cast and codes.shape[-1] > INT8_EXACT_WIDTH:
+        elif self.activations == "int8_token" and codes.shape[-1] > INT8_EXACT_WIDTH:
             y = _scaled((codes.double() @ weight.codes.double()).float(), scale, weight.scale)
         else:
             y = _scaled(codes @ weight.codes, scale, weight.scale)
@@ -134,7 +126,7 @@ class Arithmetic:
 
     def summed(self, x: Tensor, weight: EngineMatrix) -> Tensor:
         """Cast rows x [B, K], multiply them by a weight and add its bias, [B, N]."""
-        return self.product(*self.activation(x, cast=weight.cast), weight)
+        return self.product(*self.activation(x), weight)
 
 
 class PartialSums(Arithmetic):

@@ -7,7 +7,6 @@ so a per-tensor scale spans them. The router, the head, the embedding and the no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -21,9 +20,7 @@ from harness.errors import UserError
 from harness.models import device
 from harness.rollouts import UNTRUNCATED, ReportedRoutes, Rollout, RolloutEngine, Sampling, casts
 from harness.rollouts.architecture import FUSED, architecture_of
-from harness.rollouts.draft import DraftError, drawn_from
 from harness.rollouts.kv_scales import LARGEST, KvScale, KvScales, Percentile, check_kv_scales
-from harness.rollouts.left_out import check_left_out, is_cast, matrices
 from harness.rollouts.linear import ACTIVATION_CASTS, WEIGHT_CASTS, SplitSums, arithmetic, check_split_sums
 from harness.rollouts.moe import Mixture, Router
 from harness.rollouts.noise import Noise, Persistence, Size, check_noise
@@ -73,7 +70,6 @@ class LocalEngine(RolloutEngine):
     noise_seed: seed of `noise` and `router_noise`. In a config, null stands for the seed of the run.
     kv_at_sync: rule for the KV that was written before a sync of the weights (`prefix.py`).
     kv_scale, kv_percentile: scales of an FP8 cache, and the percentile that they are calibrated at (`kv_scales.py`).
-    draft_error: error ε of the draft in speculative sampling (`draft.py`); 0 draws from the policy itself.
     split_sums: most parts in which a linear layer sums, by the batch's size (`linear.py`); 1 for one sum.
     """
 
@@ -93,10 +89,9 @@ class LocalEngine(RolloutEngine):
         kv_at_sync: KvAtSync = "recompute",
         kv_scale: KvScale = "one",
         kv_percentile: Percentile = 100.0,
-        draft_error: DraftError = 0.0,
         split_sums: SplitSums = 1,
     ):
-        self.config, self.sampling, self.draft_error = config, sampling, draft_error
+        self.config, self.sampling = config, sampling
         self.stop = torch.tensor(sampling.stop, dtype=torch.int64, device=device())
         self.noise = Noise(noise, noise_persistence, noise_seed)
         self.router_noise = Noise(router_noise, router_noise_persistence, noise_seed)
@@ -121,7 +116,6 @@ class LocalEngine(RolloutEngine):
         check_noise(params, "noise", "router_noise")
         check_kv_scales(kv_cache, params.get("kv_scale", "one"), params.get("kv_percentile", 100.0))
         check_split_sums(precision, params.get("split_sums", 1))
-        check_left_out(precision, architecture_of(shape).layers, has_experts)
         for key in ("router_dtype", "head_dtype"):
             if params.get(key) == precision.compute == "fp32":
                 raise UserError(f"rollout.engine.{key}=fp32 has no effect: the precision computes in fp32; set compute")
@@ -166,16 +160,14 @@ class LocalEngine(RolloutEngine):
     def _layer(self, number: int, plain: Callable[..., Tensor], version: int) -> dict[str, Any]:
         prefix = f"layers.{number}."
         layer: dict[str, Any] = {"number": number}
-        groups = matrices(bool(self.shape.experts)).items()
-        cast = {key: is_cast(self.precision, number, self.shape.layers, modules) for key, modules in groups}
         for key in ("qkv", "o") if self.shape.experts else FUSED:
             parts = FUSED[key]
             bias = torch.cat([plain(f"{prefix}{part}.bias") for part in parts]) if key in self.shape.biased else None
             matrix = torch.cat([plain(f"{prefix}{part}.weight") for part in parts])
             adapter = self._adapter([prefix + part for part in parts], plain) if self.adapted else None
-            layer[key] = self.arithmetic.weight(matrix, bias, cast=cast[key])._replace(adapter=adapter)
+            layer[key] = self.arithmetic.weight(matrix, bias)._replace(adapter=adapter)
         if self.shape.experts:
-            layer["mixture"] = self._mixture(f"{prefix}mlp.", plain, version, cast)
+            layer["mixture"] = self._mixture(f"{prefix}mlp.", plain, version)
         for norm in ("input_layernorm", "post_attention_layernorm"):
             layer[norm] = plain(f"{prefix}{norm}.weight")
         if self.shape.qk_norm:  # q and k are normalised in one go: one row of weights per head
@@ -188,14 +180,14 @@ class LocalEngine(RolloutEngine):
         down, up = ([plain(f"{part}.lora_{key}.weight") for part in parts] for key in "AB")
         return torch.cat(down).t().contiguous(), torch.block_diag(*up).t().contiguous()
 
-    def _mixture(self, prefix: str, plain: Callable[..., Tensor], version: int, cast: dict[str, bool]) -> Mixture:
+    def _mixture(self, prefix: str, plain: Callable[..., Tensor], version: int) -> Mixture:
         name = f"{prefix}gate.weight"
         gate = plain(name, self.exact_router)
         picker = self.router_noise(name, gate, version).t().contiguous() if self.router_noise.size else None
         router = Router(gate.t().contiguous(), picker, self.shape.per_token, self.shape.renormalise, self.exact_router)
         stacked = (plain(f"{prefix}experts.{layer}") for layer in ("gate_up_proj", "down_proj"))
-        weight = partial(self.arithmetic.weight, cast=cast["gate_up"]), partial(self.arithmetic.weight, cast=cast["down"])
-        experts = [(weight[0](gate_up), weight[1](down)) for gate_up, down in zip(*stacked, strict=True)]
+        cast = self.arithmetic.weight
+        experts = [(cast(gate_up), cast(down)) for gate_up, down in zip(*stacked, strict=True)]
         return Mixture(self.arithmetic, router, experts)
 
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
@@ -223,8 +215,7 @@ class LocalEngine(RolloutEngine):
         def pick(t: int, logp: Tensor, node: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
             if t < start:
                 return given[rows, t], given[rows, t + 1] != PAD if t + 1 < start else going[rows]
-            weights = drawn_from(logp, self.draft_error) if self.draft_error else logp.exp()
-            cumulative = weights.cumsum(-1, dtype=torch.float64)[node]
+            cumulative = logp.exp().cumsum(-1, dtype=torch.float64)[node]
             threshold = uniforms[rows, t - start, None] * cumulative[:, -1:]
             drawn = torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp(max=logp.shape[-1] - 1)
             return drawn, self._unstopped(drawn)
@@ -246,14 +237,11 @@ class LocalEngine(RolloutEngine):
         return self._sample(history.tokens, Rollout(nothing, nothing.float(), nothing), everyone, own, history)
 
     def state(self) -> dict[str, Tensor]:
-        kept = {"prefix": self.prefixes, "scale": self.kv_scales}
-        parts = {name: part.state() for name, part in kept.items() if part is not None}
-        return {f"{name}.{key}": tensor for name, part in parts.items() for key, tensor in part.items()}
+        return {} if self.prefixes is None else self.prefixes.state()
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        for name, part in (("prefix.", self.prefixes), ("scale.", self.kv_scales)):
-            if part is not None:
-                part.restore({key.removeprefix(name): tensor for key, tensor in state.items() if key.startswith(name)})
+        if self.prefixes is not None:
+            self.prefixes.restore(state)
 
     def greedy(self, prompts: Tensor, length: int) -> Tensor:
         def pick(t: int, logp: Tensor, node: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:

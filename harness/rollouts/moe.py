@@ -45,12 +45,12 @@ class Mixture:
         routes = self.route(x, replay)
         order = routes.ids.flatten().argsort(stable=True)  # the N·k slots, sorted by expert
         counts = torch.bincount(routes.ids.flatten(), minlength=len(self.experts)).tolist()
-        codes, scale = self.arithmetic.activation(x, cast=self.experts[0][0].cast)
+        codes, scale = self.arithmetic.activation(x)
         rows = order // self.router.per_token
         grouped = self._grouped(codes[rows], None if scale is None else scale[rows], counts, 0)
         gate, up = grouped.chunk(2, -1)
         inner = self.arithmetic.round(self.arithmetic.round(F.silu(gate)).mul_(up))
-        grouped = self._grouped(*self.arithmetic.activation(inner, cast=self.experts[0][1].cast), counts, 1)
+        grouped = self._grouped(*self.arithmetic.activation(inner), counts, 1)
         slots = torch.empty_like(grouped)
         slots[order] = grouped
         assert routes.weights is not None  # routes of this engine have weights

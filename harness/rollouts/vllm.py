@@ -160,11 +160,6 @@ class VllmEngine(RolloutEngine):
         if refusal := refusals.get(formats, "vLLM has no such combination of formats"):
             able = ", ".join(name for name, refused in refusals.items() if not refused)
             raise UserError(f"rollout.precision={precision.name}: vLLM cannot compute in it here ({refusal}); it can in {able}")
-        if precision.first_layers or precision.last_layers or precision.ignore:
-            raise UserError(
-                f"rollout.precision={precision.name}: first_layers, last_layers and ignore are of the embedded engine; set their "
-                "defaults, or rollout/engine=local"
-            )
         if expert_count(shape) and precision.weights and (precision.weights == "int8_channel" or not torch.cuda.is_available()):
             raise UserError(
                 f"rollout.precision={precision.name}: vLLM's experts are not quantised so here; use fp32, bf16 or fp16, or "

@@ -205,16 +205,12 @@ def check_ranks(config: Config, size: int) -> None:
     for what, number in shares.items():
         if number % size:
             raise UserError(f"{what}: {number} rows cannot be shared evenly by {size} ranks; change them or the number of ranks")
-    for key, rule, other in (
-        ("kv_at_sync", "salt", "recompute"),
-        ("kv_at_sync", "keep", "recompute"),
-        ("kv_scale", "first", "one or sync"),
-    ):
-        if size > 1 and config.rollout.engine.params.get(key) == rule:
-            raise UserError(
-                f"rollout.engine.{key}={rule} on {size} ranks: a checkpoint holds the engine's state of one process; "
-                f"use one rank, or {other}"
-            )
+    rule = config.rollout.engine.params.get("kv_at_sync", "recompute")
+    if size > 1 and rule != "recompute":
+        raise UserError(
+            f"rollout.engine.kv_at_sync={rule} on {size} ranks: a checkpoint holds the engine's state of one process; "
+            "use one rank, or recompute"
+        )
 
 
 def _environment() -> None:

@@ -63,7 +63,6 @@ def test_synthetic_noise_makes_no_control(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "source"),
     [
-        ([FP32, "rollout.engine.draft_error=0.2"], "fp32, draft error 0.2"),
         ([FP32, "rollout.engine.kv_at_sync=keep", "rollout.partial_tokens=2"], "fp32, parts of 2 tokens, kv at sync keep"),
         (["rollout/precision=bf16", "actor.dtype=bf16", "rollout.engine.head_dtype=fp32"], "bf16, head dtype fp32"),
         (["rollout/precision=bf16", "actor.dtype=bf16", "actor.masters=kahan"], "bf16, masters kahan"),

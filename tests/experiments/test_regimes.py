@@ -21,7 +21,7 @@ from experiments.regimes import (
     source_of,
     starts,
 )
-from experiments.sources import LATER, SOURCES
+from experiments.sources import ADAPTED, ADAPTERS, GONE, LATER, SOURCES
 from harness.compose import compose
 from harness.config import parse
 from harness.errors import UserError
@@ -29,11 +29,13 @@ from harness.train.warmstart import WarmStart
 from harness.validate import check
 
 CONF = Path("experiments/conf/regime")
+MAP = (*SOURCES, *LATER, ADAPTED, *ADAPTERS)
+"""Sources of the map, which the study of the verdict does not have."""
 
 
 def test_every_bed_and_source_has_a_file_and_no_file_is_left_over():
     assert {path.stem for path in CONF.glob("bed/*.yaml")} == {*BEDS, "base"}
-    assert {path.stem for path in CONF.glob("source/*.yaml")} == {*PLANNED, "exact", *SOURCES, *LATER}
+    assert {path.stem for path in CONF.glob("source/*.yaml")} == {*PLANNED, "exact", *MAP} - {*GONE}
 
 
 @pytest.mark.slow
@@ -53,7 +55,7 @@ def test_every_regime_makes_a_config_that_a_run_accepts_and_is_known_again():
 @pytest.mark.parametrize("source", sorted(path.stem for path in CONF.glob("source/*.yaml")))
 def test_a_source_of_another_study_is_refused_by_its_keys(source):
     config = parse(compose("+regime/bed=moe", f"+regime/source={source}")).model_dump(mode="json")
-    if source in (*SOURCES, *LATER):
+    if source in MAP:
         with pytest.raises(UserError, match=r"(rollout|actor).*: no source of the study of the verdict"):
             source_of(config)
     else:

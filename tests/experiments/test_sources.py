@@ -8,7 +8,21 @@ from analysis.load import load
 from experiments import sources
 from experiments.regimes import SEEDS as ADMISSION
 from experiments.regimes import STUDIED
-from experiments.sources import BEDS, CHANGED, COSTS, LATER, MAPPED, QUESTIONS, answers, commands, mapped, names, rows, seeds
+from experiments.sources import (
+    ADAPTERS,
+    BEDS,
+    CHANGED,
+    COSTS,
+    GONE,
+    LATER,
+    MAPPED,
+    QUESTIONS,
+    answers,
+    commands,
+    mapped,
+    names,
+    rows,
+)
 from experiments.sources_figure import NAMES, draw
 from experiments.verdict_study import EARLY
 from harness.compose import compose
@@ -23,37 +37,41 @@ CHOSEN = [110, 111, 112, 113, 115]
 def test_the_lists_have_every_source_on_both_beds_and_leave_out_what_is_done():
     assert [len(commands(number, CHOSEN)) for number in (1, 2, 3)] == [2, 1, 1]
     words = commands(2, CHOSEN)[0].split()
-    assert f"+regime/source={','.join(MAPPED)}" in words and "seed=110,111,112,113,115" in words and "+regime/bed=dense" in words
-    done = [("dense", source, seed) for source in MAPPED[1:] for seed in CHOSEN]
+    kept = [source for source in MAPPED if source not in GONE]
+    assert f"+regime/source={','.join(kept)}" in words and "seed=110,111,112,113,115" in words and "+regime/bed=dense" in words
+    done = [("dense", source, seed) for source in kept[1:] for seed in CHOSEN]
     assert f"+regime/source={MAPPED[0]}" in commands(2, CHOSEN, done)[0].split()
     done += [("dense", MAPPED[0], seed) for seed in CHOSEN]
     assert commands(2, CHOSEN, done) == [] and len(commands(3, CHOSEN, done)) == 1
     later = zip(BEDS, commands(4, CHOSEN), strict=True)
     assert all(f"+regime/bed={bed} +regime/source=bf16,batch_shape" in line for bed, line in later)
-    with pytest.raises(UserError, match="lists 1 to 4"):
-        commands(5, CHOSEN)
+    assert all("+regime/source=lora_apart,lora_merged,lora_in_place seed=110" in line for line in commands(5, CHOSEN))
+    with pytest.raises(UserError, match="lists 1 to 5"):
+        commands(6, CHOSEN)
 
 
 @pytest.mark.slow
 def test_every_regime_is_a_run_of_its_own_that_can_start():
     known = names([110])
-    assert len(known) == len(BEDS) * (1 + len(MAPPED) + len(LATER)) == 54  # no two sources are one config
+    assert (
+        len(known) == len(BEDS) * (1 + len(MAPPED) - len(GONE) + len(LATER) + 1 + len(ADAPTERS)) == 50
+    )  # no two sources are one config
     for bed in BEDS:
-        for source in (*MAPPED, *LATER):
+        for source in ({*MAPPED} - {*GONE}) | {*LATER, *ADAPTERS}:
             check(parse(compose(f"+regime/bed={bed}", f"+regime/source={source}", "seed=110", CHANGED)))
 
 
 def test_the_seeds_are_the_first_fit_ones_without_a_gap(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "STARTS_FILE", tmp_path / "starts.csv")
     with pytest.raises(UserError, match="has 0 fit seeds of 5"):
-        seeds()
+        sources.seeds()
     table = [(seed, bed, seed != 114) for seed in range(110, 117) for bed in BEDS if seed != 114 or bed == "dense"]
     frame = pd.DataFrame(table, columns=["seed", "bed", "fit"])
     frame.to_csv(tmp_path / "starts.csv", index=False)
-    assert seeds() == CHOSEN and not set(CHOSEN) & {*STUDIED, *ADMISSION}
+    assert sources.seeds() == CHOSEN and not set(CHOSEN) & {*STUDIED, *ADMISSION}
     frame[frame.seed != 112].to_csv(tmp_path / "starts.csv", index=False)
     with pytest.raises(UserError, match=r"lacks \[112\]"):
-        seeds()
+        sources.seeds()
 
 
 def ended(sweep, source: str, seed: int, k3: float, reward: float) -> None:
@@ -114,14 +132,23 @@ def table(**ends: float) -> pd.DataFrame:
 
 def test_costs_are_shares_of_the_gain():
     """0.3 below a control that gains 0.6 (and 0.02 in the mean of its seeds) costs 0.3/0.62; the sampler half of it."""
-    row = mapped(table(int4=0.5)).iloc[0]
-    assert (row.bed, row.source) == ("dense", "int4")
+    row = mapped(table(mxfp4=0.5)).iloc[0]
+    assert (row.bed, row.source) == ("dense", "mxfp4")
     assert (row["cost, trainer"], row["cost, sampler"]) == pytest.approx((0.3 / 0.62, 0.15 / 0.62))
+
+
+def test_adapters_are_compared_with_adapters_apart():
+    """Their control ends at 0.62, a gain of 0.42 and 0.02 more in the mean of the seeds. 0.1 below it costs 0.1/0.44 of that."""
+    runs = table(lora_apart=0.62, lora_merged=0.52)
+    row = mapped(runs).iloc[0]
+    assert row.source == "lora_merged" and row["cost, trainer"] == pytest.approx(0.1 / 0.44)
+    found = COSTS.compared(runs.assign(arm=runs.source)).set_index("policy").loc["trainer"]
+    assert found.reference == "lora_apart" and found.holm_p == pytest.approx(4 / 1024)  # of two comparisons
 
 
 def test_a_source_that_is_below_the_control_in_all_pairs_is_told():
     """Ten pairs of one sign: p = 2/2¹⁰, and with 24 planned comparisons 0.047."""
-    runs = table(int4=0.5)
+    runs = table(mxfp4=0.5)
     found = COSTS.compared(runs.assign(arm=runs.source)).set_index("policy")
     assert found.p.tolist() == pytest.approx([2 / 1024] * 2) and found.holm_p.tolist() == pytest.approx([48 / 1024] * 2)
     assert found.loc["trainer"].difference == pytest.approx(-0.3) and len(MAPPED) == 24
@@ -142,14 +169,14 @@ def test_the_figure_names_every_source_and_counts_what_is_told_apart(tmp_path):
     costs = pd.DataFrame(
         {
             "policy": ["trainer", "trainer", "sampler", "sampler"],
-            "arm": ["mxfp4", "int4"] * 2,
+            "arm": ["mxfp4", "nvfp4"] * 2,
             "difference": [-0.1, 0.1, -0.1, 0.0],
             "low": [-0.2, 0.0, -0.2, -0.1],
             "high": [0.0, 0.2, 0.1, 0.1],
             "holm_p": [0.04, 0.04, 0.2, 1.0],
         }
     )
-    table = pd.DataFrame({"bed": ["dense", "dense"], "source": ["mxfp4", "int4"], "k3": [0.01, 0.0]})
+    table = pd.DataFrame({"bed": ["dense", "dense"], "source": ["mxfp4", "nvfp4"], "k3": [0.01, 0.0]})
     said = draw(table, costs, 0.5, tmp_path / "figure.png")
     assert said == "MXFP4 weights: a cost of 20% of what RL teaches, at a K3 of 1e-02 in the first 20 steps"
     nothing = draw(table, costs.assign(holm_p=1.0), 0.5, tmp_path / "figure.png")

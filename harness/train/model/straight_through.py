@@ -6,13 +6,12 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from harness.config import PrecisionConfig
-from harness.rollouts.left_out import is_cast, matrices
+from harness.rollouts.architecture import FUSED
 from harness.rollouts.linear import Arithmetic, EngineMatrix
 
 
@@ -23,34 +22,26 @@ def cast_linear_layers(model: PreTrainedModel, precision: PrecisionConfig) -> No
 
     where Q casts to the precision's codes and back, and the derivative of Q is taken as 1. The sum over codes is computed as
     in the engine. Products and gradients are in fp32 at least. As in the engine, q, k and v are cast as one matrix, and gate
-    and up as another; each expert of a mixture is cast by itself. Router, head, embedding, norms, attention and the layers that
-    the precision leaves out are unchanged, and so are the names of the parameters. Source: the straight-through estimator, arXiv
-    1308.3432.
+    and up as another; each expert of a mixture is cast by itself. Router, head, embedding, norms and attention are unchanged,
+    and so are the names of the parameters. Source: the straight-through estimator, arXiv 1308.3432.
     """
     arithmetic = Arithmetic(precision)
     layers: Any = model.get_decoder().layers  # type: ignore[union-attr]  # any module, for all that transformers says
-    for number, layer in enumerate(layers):
+    for layer in layers:
         experts = getattr(layer.mlp, "experts", None)
-        groups = matrices(experts is not None)
-        cast = {key: is_cast(precision, number, len(layers), modules) for key, modules in groups.items()}
         if experts is not None:
-            experts.forward = _CastExperts(arithmetic, experts, cast).forward
-        for key, parts in groups.items():
-            if not cast[key] or "experts" in parts[0]:
-                continue
-            fused = _Fused(arithmetic, [layer.get_submodule(part) for part in parts])
+            experts.forward = _CastExperts(arithmetic, experts).forward
+        for key in FUSED if experts is None else ("qkv", "o"):
+            fused = _Fused(arithmetic, [layer.get_submodule(part) for part in FUSED[key]])
             for place, module in enumerate(fused.modules):
                 module.forward = partial(fused.forward, place)  # type: ignore[method-assign]
 
 
 class _CastExperts:
-    """The experts of a layer, each with weights cast by itself. `forward` replaces transformers' `Qwen3MoeExperts.forward`.
+    """The experts of a layer, each with weights cast by itself. `forward` replaces transformers' `Qwen3MoeExperts.forward`."""
 
-    cast: for each weight matrix, gate_up and down, whether it is cast.
-    """
-
-    def __init__(self, arithmetic: Arithmetic, experts: nn.Module, cast: dict[str, bool]):
-        self.arithmetic, self.experts, self.cast = arithmetic, experts, cast
+    def __init__(self, arithmetic: Arithmetic, experts: nn.Module):
+        self.arithmetic, self.experts = arithmetic, experts
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Sum [N, hidden] of the outputs of each row's experts `top_k_index` [N, k], with the factors `top_k_weights` [N, k]."""
@@ -60,14 +51,12 @@ class _CastExperts:
             rows, slots = torch.where(top_k_index == number)
             if not len(rows):
                 continue
-            gate, up = self._product(hidden_states[rows], gate_up, "gate_up").chunk(2, -1)
-            y = self._product(experts.act_fn(gate) * up, down, "down") * top_k_weights[rows, slots, None]
+            gate, up = self._product(hidden_states[rows], gate_up).chunk(2, -1)
+            y = self._product(experts.act_fn(gate) * up, down) * top_k_weights[rows, slots, None]
             outputs = outputs.index_add(0, rows, y.to(outputs.dtype))
         return outputs
 
-    def _product(self, x: Tensor, weight: Tensor, key: str) -> Tensor:
-        if not self.cast[key]:
-            return F.linear(x, weight)
+    def _product(self, x: Tensor, weight: Tensor) -> Tensor:
         with torch.no_grad():
             matrix = self.arithmetic.weight(self.arithmetic.round(weight.float()))
         return _CastProduct.apply(x, weight, None, self.arithmetic, matrix)

@@ -75,3 +75,15 @@ def test_a_key_that_every_digest_held_is_refused_and_counts_as_ever(key, default
 
 def test_a_key_that_is_gone_from_one_plug_in_stays_with_another():
     assert parse_recorded(compose("rollout.engine.noise=0.2")).rollout.engine.params["noise"] == 0.2
+
+
+def test_a_removed_key_of_a_precision_is_found_in_each_of_them():
+    """rollout.precision, actor.precision and the precisions of evaluation.probe had `last_layers` for a time."""
+    values = json.loads(json.dumps(compose("evaluation.probe={}", "rollout/precision@evaluation.probe.other=fp8_tensor")))
+    digest = parse_recorded(values).digest
+    for place in (values["rollout"]["precision"], values["evaluation"]["probe"]["other"]):
+        place |= {"first_layers": 0, "last_layers": 0, "ignore": []}
+    assert parse_recorded(values).digest == digest
+    values["evaluation"]["probe"]["other"]["last_layers"] = 1
+    with pytest.raises(UserError, match=r"^evaluation\.probe\.other\.last_layers=1: removed in 0\.2\.0, as the map of sources"):
+        parse_recorded(values)

@@ -14,7 +14,6 @@ from harness.validate import check
 from tests.harness.engines import loaded
 from tests.harness.rollouts.test_casts import e4m3_values, nearest
 from tests.harness.train.model.test_actor import SHAPE
-from tests.harness.train.options.test_ahead import assert_resumes_to_the_bit
 
 
 def scales(rule="sync", percentile=100.0):
@@ -39,21 +38,20 @@ def test_values_beyond_the_percentile_saturate_there():
     assert scales()(0, x, x)[0].max() == 100
 
 
-def test_a_scale_is_of_the_first_tokens_and_stale_after_a_sync_if_it_is_calibrated_once():
+def test_a_scale_is_of_the_first_tokens_until_the_next_sync():
     small, large = torch.full((1, 1, 1, 4), 1.0), torch.full((1, 1, 1, 4), 4.0)
-    for rule, stored in (("first", 1.0), ("sync", 4.0)):
-        made = scales(rule)
-        made(0, small, small)
-        assert made(0, large, large)[0].max() == 1  # calibrated already: saturates
-        made.sync()
-        assert made(0, large, large)[0].max() == stored
+    made = scales()
+    made(0, small, small)
+    assert made(0, large, large)[0].max() == 1  # calibrated already: saturates
+    made.sync()
+    assert made(0, large, large)[0].max() == 4
 
 
 def test_padding_does_not_calibrate():
     """Padding of 8 beside tokens of 1: the scale is 1/448. Padding alone leaves the calibration to the next tokens."""
     x = torch.tensor([8.0, 8.0, 1.0]).view(1, 3, 1, 1).expand(2, 3, 1, 4)
     real = torch.tensor([[False, False, True], [False, False, False]])
-    made = scales("first")
+    made = scales()
     assert torch.equal(made(0, x[1:], x[1:], real[1:])[0], x[1:]) and not made.scales
     made(0, x, x, real)
     assert made.scales["0.k"] == made.scales["0.v"] == torch.tensor(1 / 448)
@@ -72,7 +70,7 @@ def test_scales_do_not_depend_on_padding():
     short = torch.full_like(prompt, PAD)
     short[:, 3:] = prompt[:, :3]
     nothing = torch.zeros(1, 1, dtype=torch.int64)
-    alone, padded = (loaded(net, kv_cache="fp8_e4m3", kv_scale="first") for _ in range(2))
+    alone, padded = (loaded(net, kv_cache="fp8_e4m3", kv_scale="sync") for _ in range(2))
     alone.score(prompt, nothing)
     padded.score(torch.cat((prompt, short)), nothing.expand(2, 1))
     assert padded.kv_scales.scales.keys() == alone.kv_scales.scales.keys()
@@ -100,12 +98,6 @@ def test_calibration_lowers_the_error_of_keys_that_one_saturates():
         return (torch.expm1(ratio) - ratio).mean().item()
 
     assert k3() > 3 * k3(kv_scale="sync") > 0
-
-
-@pytest.mark.slow
-def test_a_run_resumes_to_the_bit_with_its_stale_scales(tiny):
-    overrides = ["rollout/precision=bf16", "rollout.kv_cache=fp8_e4m3", "rollout.engine.kv_scale=first", "steps=4"]
-    assert_resumes_to_the_bit(tiny, "stale-scales", *overrides)
 
 
 @pytest.mark.slow

@@ -33,9 +33,7 @@ FORMATS = {
     "int8": ("int8_channel", "int8_token"),
     "nvfp4": ("nvfp4", None),
     "nvfp4_w4a4": ("nvfp4", "nvfp4_token"),
-    "nvfp4_4over6": ("nvfp4_4over6", "nvfp4_4over6_token"),
     "mxfp4": ("mxfp4", "mxfp4"),
-    "int4": ("int4_group", None),
 }
 
 
@@ -182,13 +180,11 @@ def mixture():
 
 
 @pytest.mark.parametrize("name", ["fp8_tensor", "nvfp4", "nvfp4_w4a4"])
-@pytest.mark.parametrize("left", [{}, {"first_layers": 1}, {"ignore": ["re:.*experts.down_proj"]}])
-def test_experts_are_cast_as_the_engine_casts_them(name, left):
+def test_experts_are_cast_as_the_engine_casts_them(name):
     """The trainer takes the engine's experts, so that no flip hides a cast. Up to the order of sums, which can tip a code."""
     prompts, tokens = rows()
-    given = precision(name).model_copy(update={key: tuple(v) if isinstance(v, list) else v for key, v in left.items()})
-    actor = DeepSpeedActor(mixture(), settings(precision=given))
-    engine = LocalEngine(MIXTURE, given)
+    actor = DeepSpeedActor(mixture(), settings(precision=precision(name)))
+    engine = LocalEngine(MIXTURE, precision(name))
     engine.load_weights(actor.weights(), 0)
     theirs, routes = engine.score_routed(prompts, tokens)
     replay = Recorded(routes)
@@ -199,21 +195,19 @@ def test_experts_are_cast_as_the_engine_casts_them(name, left):
 
 
 def test_without_a_cast_the_experts_are_those_of_transformers():
-    """The loop over experts with nothing cast: transformers' own forward, with its gradients, in fp64."""
-    experts = mixture().model.layers[0].mlp.experts.double()
+    """The loop over experts with nothing cast: transformers' own forward, with its gradients."""
+    experts = mixture().model.layers[0].mlp.experts
     generator = torch.Generator().manual_seed(0)
-    x, weights = torch.randn(20, 64, generator=generator).double(), torch.rand(20, 2, generator=generator).double()
+    x, weights = torch.randn(20, 64, generator=generator), torch.rand(20, 2, generator=generator)
     ids = torch.stack([torch.randperm(4, generator=generator)[:2] for _ in range(20)])
     results = []
-    for forward in (
-        experts.forward,
-        _CastExperts(Arithmetic(precision("nvfp4")), experts, {"gate_up": False, "down": False}).forward,
-    ):
+    uncast = Arithmetic(PrecisionConfig(name="fp32", compute="fp32", weights=None, activations=None))
+    for forward in (experts.forward, _CastExperts(uncast, experts).forward):
         leaves = x.clone().requires_grad_(), weights.clone().requires_grad_()
         y = forward(leaves[0], ids, leaves[1])
         results.append([y, *torch.autograd.grad(y.tanh().sum(), [*leaves, *experts.parameters()])])
     for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_the_gradient_of_cast_experts_is_straight_through():
@@ -244,7 +238,7 @@ def test_the_gradient_of_cast_experts_is_straight_through():
             )
     expected = torch.autograd.grad(written.sum(), [leaf, *experts.parameters()])
     other = x.clone().requires_grad_()
-    ours = _CastExperts(made, experts, {"gate_up": True, "down": True}).forward(other, ids, weights)
+    ours = _CastExperts(made, experts).forward(other, ids, weights)
     for actual, wanted in zip(torch.autograd.grad(ours.sum(), [other, *experts.parameters()]), expected, strict=True):
         torch.testing.assert_close(actual, wanted, rtol=1e-6, atol=1e-6)  # the second cast is of fp32 values
 
