@@ -79,11 +79,11 @@ def test_a_key_that_is_gone_from_one_plug_in_stays_with_another():
 
 def test_a_removed_key_of_a_precision_is_found_in_each_of_them():
     """rollout.precision, actor.precision and the precisions of evaluation.probe had `last_layers` for a time."""
-    values = json.loads(json.dumps(compose("evaluation.probe={}", "rollout/precision@evaluation.probe.other=fp8_tensor")))
+    values = json.loads(json.dumps(compose("+experiment=regime")))
     digest = parse_recorded(values).digest
-    for place in (values["rollout"]["precision"], values["evaluation"]["probe"]["other"]):
+    for place in (values["rollout"]["precision"], values["evaluation"]["probe"]["nvfp4"]):
         place |= {"first_layers": 0, "last_layers": 0, "ignore": []}
     assert parse_recorded(values).digest == digest
-    values["evaluation"]["probe"]["other"]["last_layers"] = 1
-    with pytest.raises(UserError, match=r"^evaluation\.probe\.other\.last_layers=1: removed in 0\.2\.0, as the map of sources"):
+    values["evaluation"]["probe"]["nvfp4"]["last_layers"] = 1
+    with pytest.raises(UserError, match=r"^evaluation\.probe\.nvfp4\.last_layers=1: removed in 0\.2\.0, as the map of sources"):
         parse_recorded(values)
