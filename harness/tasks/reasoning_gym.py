@@ -65,9 +65,13 @@ def verify(response: str, record: dict[str, Any]) -> float:
     """Score of a response's answer from 0 to 1, by the record's data set.
 
     The answer is the text in the response's last <answer> tag, or the whole response if it has none. White space around the
-    answer does not count.
+    answer does not count. An answer that the data set cannot read has the score 0.
     """
     from reasoning_gym.utils import extract_answer
 
     tagged = extract_answer(response)
-    return float(record["dataset"].score_answer(response.strip() if tagged is None else tagged, record))
+    try:
+        score = float(record["dataset"].score_answer(response.strip() if tagged is None else tagged, record))
+    except Exception:  # prime_factorization raises on every answer without whole numbers, others on rarer ones
+        return 0.0
+    return min(max(score, 0.0), 1.0)  # spell_backward rounds to above 1

@@ -6,9 +6,9 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / "example"
 EXAMPLES = {
-    "fp8": "SmolLM2-135M, FP8 rollout",
-    "bf16": "SmolLM2-135M, BF16 rollout",
-    "raw": "SmolLM2-135M, BF16 at T 0.6, raw logprobs",
+    "fp8": "SmolLM2-135M from a 4-bit file, FP8 rollout",
+    "bf16": "SmolLM2-135M from a 4-bit file, BF16 rollout",
+    "raw": "SmolLM2-135M from a 4-bit file, BF16 at T 0.6, raw logprobs",
 }
 """Name of an example dump -> its label in figures."""
 SOUND = ("fp8", "bf16")

@@ -32,6 +32,15 @@ def test_the_right_answer_has_reward_1_and_another_less(dataset):
         assert verify("no idea", item) < 0.5 and verify("", item) < 0.2  # some data sets give credit for a part
 
 
+@pytest.mark.parametrize(("dataset", "answer"), [("prime_factorization", "no idea"), ("boxnet", "7"), ("coin_flip", "1e999")])
+def test_an_answer_that_a_data_set_cannot_read_has_reward_0(dataset, answer):
+    """The verifiers of these raise on it: a run must go on."""
+    item = different_items(section(f"task.dataset={dataset}", "task.train=1", "task.held_out=1"))[0]
+    with pytest.raises((ValueError, TypeError, OverflowError)):
+        item["dataset"].score_answer(answer, item)
+    assert verify(answer, item) == 0.0
+
+
 def test_a_task_has_prompts_and_rewards_them(model):  # noqa: F811
     """Its tokenizer knows the digits. Item i of a data set depends on seed + i alone, so another seed is another order."""
     overrides = (f"model.path={model}", "task.max_prompt=2000", "+task.params.max_terms=2", "+task.params.max_digits=1")

@@ -302,7 +302,7 @@ def test_the_terminal_shows_the_verdict_in_24_lines(tmp_path, capsys, monkeypatc
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) <= 24 and max(map(len, shown[:-1])) <= terminal.PASTED
     assert shown[0].startswith("LOG-PROBABILITIES  consistent: mean ratio 1.0005 ± 0.0024 ")
-    assert shown[1].startswith("SmolLM2-135M, FP8 rollout: ")
+    assert shown[1].startswith("SmolLM2-135M from a 4-bit file, FP8 rollout: ")
     assert shown[2] == f"VERDICT  {terminal.FIXED}"
     assert shown[3] == "TRAINER'S WEIGHTS SERVED  truncate token weights at 2 (set below)"
     assert shown[5] == "ENGINE'S WEIGHTS SERVED  no correction" and shown[6].startswith("  In 26 held-out toys it lost 2%")
