@@ -21,6 +21,8 @@ SKYRL = {
 }
 BETAS = {"verl": "actor.optim.betas", "SkyRL": "trainer.policy.optimizer_config.adam_betas"}
 CHECKPOINTING = {"verl": "model.enable_gradient_checkpointing", "SkyRL": "trainer.gradient_checkpointing"}
+LORA = {"verl": "model.lora_", "SkyRL": "trainer.policy.model.lora."}
+"""Program -> beginning of its keys for the rank and the alpha of low-rank adapters. Without the key its alpha is 16."""
 DTYPES = formats.DTYPES | {name: name for name in formats.DTYPES.values()}
 """Name of a dtype in verl or SkyRL -> its name here."""
 VERL_DEFAULTS = {
@@ -69,6 +71,23 @@ def operate(source: Source, out: Translation, program: str, numbers: Mapping[str
     out.set("actor.betas", source.numbers(BETAS[program]))
     if source.has(CHECKPOINTING[program]):
         out.set("actor.gradient_checkpointing", source.flag(CHECKPOINTING[program]))
+    adapters(source, out, LORA[program])
+
+
+def adapters(source: Source, out: Translation, keys: str) -> None:
+    """Translate low-rank adapters, for the recipe's own model alone. keys: beginning of the keys for their rank and alpha."""
+    rank, alpha = source.number(f"{keys}rank"), source.number(f"{keys}alpha", default=16)
+    if not rank:
+        return
+    given = f"{source.key(f'{keys}rank')}={rank:g}"
+    if not out.ready:
+        out.notes.append(f"{given}: all weights of the small model are trained. --launch DIR writes adapters, actor.lora")
+        return
+    sync = "merged" if "rollout/engine" in out.options else "apart"
+    out.set("actor.lora.rank", int(rank))
+    out.set("actor.lora.sync", sync)
+    if alpha != 2 * rank:
+        out.warnings.append(f"{given} with alpha {alpha:g}: adapters have the factor {alpha / rank:g} there and 2 here")
 
 
 def dtype(source: Source, out: Translation, program: str, name: str, bf16_weights: bool = False) -> None:

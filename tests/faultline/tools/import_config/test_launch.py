@@ -398,3 +398,24 @@ def test_an_imported_run_is_sized(tmp_path, capsys):
         with pytest.raises(SystemExit):
             main(["memory", "--config-dir", str(folder), "+experiment=theirs"])
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("keys", "engine", "alpha", "sync"),
+    [
+        ({"actor_rollout_ref.model.lora_rank": 32}, "actor_rollout_ref.rollout.name", 16, "merged"),
+        ({"actor_rollout_ref.model.lora_rank": 32, "actor_rollout_ref.model.lora_alpha": 64}, None, 64, "apart"),
+        ({"trainer.policy.model.lora.rank": 32, "trainer.policy.model.lora.alpha": 64}, None, 64, "apart"),
+    ],
+)
+def test_adapters_of_a_recipe_are_trained_with_its_own_model(keys, engine, alpha, sync, tmp_path):
+    """verl's and SkyRL's alpha is 16 by default, half of the rank: their factor is then 0.5, and ours 2."""
+    skyrl = "trainer.policy.model.lora.rank" in keys
+    model = {"trainer.policy.model.path" if skyrl else "actor_rollout_ref.model.path": "Qwen/Qwen2.5-0.5B"}
+    recipe = model | ({"trainer.algorithm.advantage_estimator": "grpo"} if skyrl else {"algorithm.adv_estimator": "grpo"}) | keys
+    written(tmp_path / "recipe.yaml", recipe | ({engine: "vllm"} if engine else {}))
+    small = import_config(tmp_path / "recipe.yaml")
+    assert "lora_rank=32: all weights of the small model are trained" in small or "lora.rank=32: all weights" in small
+    text = import_config(tmp_path / "recipe.yaml", ready=True)
+    assert yaml.safe_load(text)["actor"]["lora"] == {"rank": 32, "sync": sync}
+    assert ("adapters have the factor 0.5 there and 2 here" in text) == (alpha == 16)
