@@ -1,14 +1,16 @@
-"""The map of sources of mismatch (docs/sources.md): `python -m experiments.sources starts SEED... | list N | record | print`.
+"""The map of sources of mismatch (docs/sources.md): `python -m experiments.sources` with
+starts SEED..., list N, record, record later or print.
 
 starts makes the warm starts of the given seeds, and records them in starts.csv, which decides which seeds count. list N prints
-the commands of list N that have no records yet. record adds the ended runs to endpoints.csv. print writes the table of sources,
-the comparisons and the answers to table.md, and draws docs/sources.png. All other files are below experiments/study/sources.
+the commands of list N that have no records yet. record adds the ended runs to endpoints.csv; record later, those of lists 4 and 5
+to later/endpoints.csv, since their warm starts are of another machine. print writes the tables of sources, the comparisons and
+the answers to table.md, and draws docs/sources.png. All other files are below experiments/study/sources.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,6 +66,8 @@ FIRST_SEED, SEEDS = 110, 5
 CHANGED = "diagnostics.changed_weights=true"
 ROOT, SWEEP = Path("runs"), "sources"
 FOLDER = Path("experiments/study/sources")
+ADDED, AFTER = FOLDER / "later", (4, 5)
+"""Folder of the records of the lists that were planned after the results, and the numbers of these lists."""
 STARTS_FILE = FOLDER / "starts.csv"
 LATE = 20
 """Two medians of K3 are compared, each of this many steps: the last ones of a run, and those after its first EARLY (20)."""
@@ -95,13 +99,14 @@ def commands(number: int, chosen: Collection[int], done: Collection[tuple[str, s
     """The shell commands of list `number`, without sources whose runs are all in `done`: (model and task, source, seed).
 
     1: the exact controls, without mismatch. 2 and 3: the sources of mismatch on the dense model and on the mixture of experts.
-    4: the sources planned later, on both. 5: low-rank adapters, on both. Raises UserError on another number.
+    4: the sources planned later, and controls of their own, on both. 5: low-rank adapters, on both. Raises UserError on another
+    number.
     """
     lists = {
         1: (BEDS, ("exact",)),
         2: (BEDS[:1], MAPPED),
         3: (BEDS[1:], MAPPED),
-        4: (BEDS, LATER),
+        4: (BEDS, ("exact", *LATER)),
         5: (BEDS, (ADAPTED, *ADAPTERS)),
     }
     if number not in lists:
@@ -182,22 +187,24 @@ def mapped(runs: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index()
 
 
-COSTS = StudyPlan(
-    [
-        Comparisons(family, [(source, control) for source in compared], difference_p, {"policy": policy})
-        for policy in POLICIES
-        for family, compared, control in (
-            (policy, MAPPED, "exact"),
-            (f"{policy}, planned later", LATER, "exact"),
-            (f"{policy}, adapters", ADAPTERS, ADAPTED),
-        )
-    ],
-    "end",
-    paired="pair",
-)
-"""Comparisons of the final reward under each source of mismatch with the exact control's, in ten pairs of runs with equal model,
-task and seed; of adapters with ADAPTED's. Holm's adjustment covers the comparisons of one policy, trainer's or sampler's: those
-of MAPPED, and those of LATER and of ADAPTERS for themselves."""
+def costs(families: Mapping[str, tuple[Sequence[str], str]]) -> StudyPlan:
+    """Comparisons of the final reward under sources of mismatch with a control's, in ten pairs with equal model, task and seed.
+
+    families: name -> (sources, control). Holm's adjustment covers the sources of a family for one policy.
+    """
+    return StudyPlan(
+        [
+            Comparisons(f"{policy}{name}", [(source, control) for source in compared], difference_p, {"policy": policy})
+            for policy in POLICIES
+            for name, (compared, control) in families.items()
+        ],
+        "end",
+        paired="pair",
+    )
+
+
+COSTS = costs({"": (MAPPED, "exact")})
+LATER_COSTS = costs({", planned later": (LATER, "exact"), ", adapters": (ADAPTERS, ADAPTED)})
 
 
 class Contrast(NamedTuple):
@@ -237,9 +244,24 @@ def answers(runs: pd.DataFrame) -> pd.DataFrame:
 # --- commands ------------------------------------------------------------------------------------------------------------------
 
 
-def _endpoints() -> pd.DataFrame:
+def _endpoints(folder: Path) -> pd.DataFrame:
     empty = pd.DataFrame(columns=RUN)
-    return recorded(FOLDER, "") if (FOLDER / "endpoints.csv").is_file() else empty
+    return recorded(folder, "") if (folder / "endpoints.csv").is_file() else empty
+
+
+def _record(folder: Path) -> None:
+    record(folder, added(_endpoints(folder), rows(load(ROOT / SWEEP), names(seeds())), RUN))
+
+
+def _print() -> None:
+    runs = recorded(FOLDER, "python -m experiments.sources record")
+    later = recorded(ADDED, "python -m experiments.sources record later")
+    table, compared = mapped(runs), COSTS.compared(runs.assign(arm=runs.source))
+    more = mapped(later), LATER_COSTS.compared(later.assign(arm=later.source))
+    publish(FOLDER, *(part.round(4) for part in (table, compared, answers(runs))))
+    publish(ADDED, *(part.round(4) for part in more))
+    own = runs[(runs.source == "exact") & (runs.policy == "trainer")]
+    print(draw(table, compared, own.end.mean() - own.start.mean(), Path("docs/sources.png")))
 
 
 def main(words: list[str]) -> None:
@@ -247,21 +269,17 @@ def main(words: list[str]) -> None:
         case ["starts", *given] if given and all(seed.isdecimal() for seed in given):
             print(starts([int(seed) for seed in given], BEDS, STARTS_FILE).to_string(index=False))
         case ["list", number] if number.isdigit():
-            known = _endpoints()
+            known = _endpoints(ADDED if int(number) in AFTER else FOLDER)
             done = set(zip(known.bed, known.source, known.seed, strict=True))
             print("".join(f"{line}\n" for line in commands(int(number), seeds(), done)), end="")
         case ["record"]:
-            record(FOLDER, added(_endpoints(), rows(load(ROOT / SWEEP), names(seeds())), RUN))
+            _record(FOLDER)
+        case ["record", "later"]:
+            _record(ADDED)
         case ["print"]:
-            runs = recorded(FOLDER, "python -m experiments.sources record")
-            costs = COSTS.compared(runs.assign(arm=runs.source))
-            table = mapped(runs)
-            publish(FOLDER, *(part.round(4) for part in (table, costs, answers(runs))))
-            own = runs[(runs.source == "exact") & (runs.policy == "trainer")]
-            table, costs = table[~table.source.isin(ADAPTERS)], costs[~costs.arm.isin(ADAPTERS)]
-            print(draw(table, costs, own.end.mean() - own.start.mean(), Path("docs/sources.png")))
+            _print()
         case _:
-            raise UserError("give starts with seeds, list N, record or print: python -m experiments.sources list 1")
+            raise UserError("give starts with seeds, list N, record [later] or print: python -m experiments.sources list 1")
 
 
 if __name__ == "__main__":

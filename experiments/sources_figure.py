@@ -32,8 +32,6 @@ NAMES = {
     "w4a4_bf16": "W4A4, BF16 trainer",
     "unified_w4a4": "W4A4, W4A4 trainer",
     "wrong_draft": "wrong draft",
-    "bf16": "BF16",
-    "batch_shape": "BF16, sums by batch size",
     "partial": "partial rollouts",
     "stale_2": "FP8 weights, two steps old",
     "fp8_tensor": "FP8 weights",

@@ -14,8 +14,8 @@ def _signature(s: Statistics) -> float | None:
 
 def _evidence(s: Statistics) -> str:
     return (
-        f"the mean ratio is {s['identity/mean']:.3f} (z {s['identity/z']:.0f}): the sampler kept {s['identity/mean']:.1%} of "
-        f"the mass; {s['support/above']:.0%} of the ratios are above 1{or_both_bases(s)}"
+        f"the mean ratio is {s['identity/mean']:.3f} (z {s['identity/z']:.0f}), as if the sampler kept {s['identity/mean']:.1%} "
+        f"of the mass; {s['support/above']:.0%} of the ratios are above 1{or_both_bases(s)}"
     )
 
 

@@ -15,6 +15,7 @@ from experiments.sources import (
     COSTS,
     GONE,
     LATER,
+    LATER_COSTS,
     MAPPED,
     QUESTIONS,
     answers,
@@ -44,7 +45,7 @@ def test_the_lists_have_every_source_on_both_beds_and_leave_out_what_is_done():
     done += [("dense", MAPPED[0], seed) for seed in CHOSEN]
     assert commands(2, CHOSEN, done) == [] and len(commands(3, CHOSEN, done)) == 1
     later = zip(BEDS, commands(4, CHOSEN), strict=True)
-    assert all(f"+regime/bed={bed} +regime/source=bf16,batch_shape" in line for bed, line in later)
+    assert all(f"+regime/bed={bed} +regime/source=exact,bf16,batch_shape" in line for bed, line in later)
     assert all("+regime/source=lora_apart,lora_merged,lora_in_place seed=110" in line for line in commands(5, CHOSEN))
     with pytest.raises(UserError, match="lists 1 to 5"):
         commands(6, CHOSEN)
@@ -141,7 +142,7 @@ def test_adapters_are_compared_with_adapters_apart():
     runs = table(lora_apart=0.62, lora_merged=0.52)
     row = mapped(runs).iloc[0]
     assert row.source == "lora_merged" and row["cost, trainer"] == pytest.approx(0.1 / 0.44)
-    found = COSTS.compared(runs.assign(arm=runs.source)).set_index("policy").loc["trainer"]
+    found = LATER_COSTS.compared(runs.assign(arm=runs.source)).set_index("policy").loc["trainer"]
     assert found.reference == "lora_apart" and found.holm_p == pytest.approx(4 / 1024)  # of two comparisons
 
 
@@ -164,7 +165,7 @@ def test_the_answers_are_yes_no_or_not_told():
 
 def test_the_figure_names_every_source_and_counts_what_is_told_apart(tmp_path):
     """One of two sources costs the trainer's policy by the adjusted test; the other's p is small and its reward higher."""
-    assert set(NAMES) == {*MAPPED, *LATER}
+    assert set(NAMES) == {*MAPPED}
     costs = pd.DataFrame(
         {
             "policy": ["trainer", "trainer", "sampler", "sampler"],

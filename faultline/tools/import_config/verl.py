@@ -391,9 +391,13 @@ def _sampling(source: Source, out: Translation) -> None:
             out.notes.append(f"filter_groups.metric={metric}: groups here are chosen by the task's reward, as acc does")
     for place in OVERLONG:
         if source.flag(f"{place}.enable"):
-            out.set("overlong.buffer", source.number(f"{place}.len"))
-            out.set("overlong.penalty", source.number(f"{place}.penalty_factor", default=1.0))
-            out.notes.append(f"{place}: the buffer ends at task.answer_length, verl's max_resp_len")
+            buffer, penalty = source.number(f"{place}.len"), source.number(f"{place}.penalty_factor", default=1.0)
+            if out.ready:
+                out.set("overlong.buffer", buffer)
+                out.set("overlong.penalty", penalty)
+                out.notes.append(f"{place}: the buffer ends at task.answer_length, verl's max_resp_len")
+            else:
+                out.notes.append(f"{place}.len={buffer:g}: the small model's responses have ten tokens; --launch DIR writes it")
             source.take(f"{place}.log", place.replace("overlong_buffer_cfg", "max_resp_len"))
     if (long := source.take("data.truncation")) is not None:
         ours = "drop" if source.flag("data.filter_overlong_prompts") else {"left": "cut", "error": "error"}.get(long)

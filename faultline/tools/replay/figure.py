@@ -61,7 +61,7 @@ def presets_figure(dumps: dict[str, list[PresetEffect]], groups: list[list[str]]
         handles,
         [*labels, "pale: kept, but unevenly weighted"],
         loc="outside upper center",
-        ncols=len(handles),
+        ncols=min(len(handles), 3),  # more would pass the edges
         frameon=False,
     )
     return figure

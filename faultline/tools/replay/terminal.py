@@ -161,7 +161,7 @@ def reasons(verdict: Verdict) -> list[str]:
 def starved(verdict: Verdict) -> list[str]:
     """Return [text on the presets that keep almost no tokens, and on bounds that the geometric mean ratio needs], or []."""
     names = [preset.label.split(",")[0] for preset in verdict.presets if preset.tokens_kept < STARVED]
-    if not names:
+    if not names or not verdict.diagnosis.tells:
         return []
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     band = next((bound for bound in verdict.bounds if bound.family == "reject-geometric" and bound.verdict == "ok"), None)

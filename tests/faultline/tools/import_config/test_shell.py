@@ -129,7 +129,7 @@ python -m verl.experimental.one_step_off_policy.main_ppo \\
 """,
         ("ppo", "grpo"),
         correction(NONE, {"seq_mean_k1": keep("geometric", "ratio", 1 / 1.001, 1 / 0.999)}, denominator="kept"),
-        {"steps": 400, "overlong.buffer": 4096, "actor.micro_tokens": 61440, "loss.eps_high": 0.28, "loss.dual_clip": 10.0,
+        {"steps": 400, "actor.micro_tokens": 61440, "loss.eps_high": 0.28, "loss.dual_clip": 10.0,
          "actor.num_minibatches": 16, "rollout.group_size": 16},
         "# note: trainer.total_epochs=10: trainer.total_training_steps is set, and ends the run here"),
     "verl, fully_async_policy/shell/dapo_7b_math_fsdp2_64_64_mis.sh": (
