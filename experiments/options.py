@@ -44,7 +44,7 @@ PLANNED = {
     "leaderboard": ["loss.*", "correction.*", "proximal", "loss=*", "correction=*", "reduce=*"],
     "map of sources": [
         "rollout.kv_cache", "rollout.engine.*_dtype", "rollout.engine.*noise*", "rollout.engine.kv_*",
-        "rollout.engine.split_sums", "rollout.partial_tokens",
+        "rollout.partial_tokens",
         "segments", "actor.precision", "actor.masters", "actor.lora*", "diagnostics.changed_weights", "routing.replay",
         "rollout/precision=*",
     ],

@@ -53,8 +53,8 @@ SOURCES = (
 ANCHORS = ("partial", "stale_2", "fp8_cache", "fp8_tensor", "nvfp4", "w4a4", "fixed_0.2", "fresh_0.2")
 """Sources of mismatch in the study of the verdict (docs/decision.md) that docs/sources.md compares with its own."""
 MAPPED = (*ANCHORS, *SOURCES)
-GONE = ("fp8_cache_stale", "int4", "four_over_six", "w4a4_last", "wrong_draft")
-"""Sources of MAPPED that had no effect of their own, and were removed after their runs were recorded."""
+GONE = ("fp8_cache_stale", "int4", "four_over_six", "w4a4_last", "wrong_draft", "batch_shape")
+"""Sources of MAPPED and LATER that had no effect of their own, and were removed after their runs were recorded."""
 LATER = ("bf16", "batch_shape")
 """Sources that were planned after the results of MAPPED were known, and are compared in families of their own."""
 ADAPTERS = ("lora_merged", "lora_in_place")

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from algos.batch import Batch
 from algos.diagnostics.pairs import LogpPairs
+from experiments.faults.partial_sums import PartialSums
 from harness.build import build_task
 from harness.compose import compose
 from harness.config import Config, HubConfig, PrecisionConfig, parse
 from harness.models import device
 from harness.rollouts import Rollout, RolloutEngine, Sampling
-from harness.rollouts.linear import PartialSums
 from harness.rollouts.local import Cache, LocalEngine
 from harness.rollouts.noise import Noise
 from harness.seeding import generator
@@ -290,8 +290,7 @@ class MicroBatchBed(Bed):
         sizes = torch.randint(1, LARGEST + 1, (len(tokens),), generator=draws)
         ends, parts = sizes.cumsum(0), []
         for rows in order.tensor_split(ends[ends < len(tokens)]):
-            n = SPLITS[len(rows) % len(SPLITS)]
-            engine._linear = PartialSums(engine.precision, lambda _, n=n: n).linear
+            engine._linear = PartialSums(engine.precision, SPLITS[len(rows) % len(SPLITS)]).linear
             parts.append(score(engine, prompts[rows], tokens[rows]))
         logp, entropy, repeat_prob = (torch.cat(columns)[order.argsort()] for columns in zip(*parts, strict=True))
         return logp, entropy, repeat_prob

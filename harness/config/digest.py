@@ -51,7 +51,6 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "kv_at_sync": "recompute",
         "kv_scale": "one",
         "kv_percentile": 100.0,
-        "split_sums": 1,
     },
     "rollout.engine=vllm": {"sleep": False, "eager": False, "sync_tolerance": None},
     "loss=dppo": {"upper": None},

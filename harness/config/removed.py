@@ -50,6 +50,7 @@ REMOVED: dict[str, dict[str, Removed]] = {
     "evaluation.probe.*": _LAYERS,
     "rollout.engine=local": {
         "draft_error": Removed(0.0, "0.2.0", _DRAFT),
+        "split_sums": Removed(1, "0.2.0", "the map of sources (docs/sources.md) saw no effect of it beside BF16's own rounding"),
     },
     "rollout.engine=vllm": {
         "noise": Removed(0.0, "0.2.0", _NOISE_OF_VLLM),

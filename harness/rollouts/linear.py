@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-import torch
-from annotated_types import Interval
 from torch import Tensor
 
 from harness.config import PrecisionConfig
-from harness.errors import UserError
 from harness.models import DTYPES
 from harness.rollouts import casts
 
@@ -48,7 +45,6 @@ ACTIVATION_CASTS: dict[str | None, Cast] = {
     "nvfp4_token": partial(casts.quantize_nvfp4, dim=-1),
     "mxfp4": lambda x: (casts.quantize_mxfp4(x), None),
 }
-SplitSums = Annotated[int, Interval(ge=1, le=16)]
 INT8_EXACT_WIDTH = 1040
 """Maximum width at which fp32 sums int8 products exactly, as a kernel's int32 does: 127² · 1040 < 2²⁴. Wider sums use fp64."""
 
@@ -118,52 +114,11 @@ class Arithmetic:
 
     def linear(self, x: Tensor, weight: EngineMatrix) -> Tensor:
         """A linear layer: cast rows x [B, K], multiply them by a weight and add its bias and its adapter's product, [B, N]."""
-        y = self.summed(x, weight)
+        y = self.product(*self.activation(x), weight)
         if weight.adapter is None:
             return y
         down, up = weight.adapter
         return self.round(y + self.round(self.round(x @ down) @ up))
-
-    def summed(self, x: Tensor, weight: EngineMatrix) -> Tensor:
-        """Cast rows x [B, K], multiply them by a weight and add its bias, [B, N]."""
-        return self.product(*self.activation(x), weight)
-
-
-class PartialSums(Arithmetic):
-    """Arithmetic of a precision without casts, whose linear layers sum their inputs in parts, as many as the batch's size says.
-
-    y = round(Σ_i round(Σ_{k in part i} x_k·W_k) + b), where the K inputs of a layer fall into n parts. parts: function from the
-    number of rows that are multiplied together to n. So a response's log-probabilities depend on its neighbours in the batch, as
-    under a GPU's kernels that split the reduction (split-K), which PyTorch lets BF16 kernels round part by part
-    (torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction). Experts of a mixture sum in one part.
-    """
-
-    def __init__(self, precision: PrecisionConfig, parts: Callable[[int], int]):
-        super().__init__(precision)
-        assert self.weights is None and self.activations is None
-        self.parts = parts
-
-    def summed(self, x: Tensor, weight: EngineMatrix) -> Tensor:
-        n = self.parts(len(x))
-        if n == 1:
-            return super().summed(x, weight)
-        pieces = zip(x.tensor_split(n, -1), weight.codes.tensor_split(n), strict=True)
-        y = torch.stack([self.round(own @ codes) for own, codes in pieces]).sum(0)
-        return self.round(y if weight.bias is None else y + weight.bias)
-
-
-def arithmetic(precision: PrecisionConfig, split_sums: int) -> Arithmetic:
-    """The arithmetic of an engine. Of B rows that are multiplied together, the sums have 1 + B mod split_sums parts."""
-    return Arithmetic(precision) if split_sums == 1 else PartialSums(precision, lambda rows: 1 + rows % split_sums)
-
-
-def check_split_sums(precision: PrecisionConfig, split_sums: int) -> None:
-    """Raise UserError if a precision's weights or activations are cast: its sums are then not split."""
-    if split_sums > 1 and (precision.weights is not None or precision.activations is not None):
-        raise UserError(
-            f"rollout.engine.split_sums={split_sums}: sums of rollout.precision.name={precision.name} are not split, only those "
-            "of fp32, bf16 and fp16; set rollout/precision=bf16, or split_sums=1"
-        )
 
 
 def _scaled(y: Tensor, scale: Tensor | None, of_weight: Tensor | None) -> Tensor:

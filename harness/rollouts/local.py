@@ -21,7 +21,7 @@ from harness.models import device
 from harness.rollouts import UNTRUNCATED, ReportedRoutes, Rollout, RolloutEngine, Sampling, casts
 from harness.rollouts.architecture import FUSED, architecture_of
 from harness.rollouts.kv_scales import LARGEST, KvScale, KvScales, Percentile, check_kv_scales
-from harness.rollouts.linear import ACTIVATION_CASTS, WEIGHT_CASTS, SplitSums, arithmetic, check_split_sums
+from harness.rollouts.linear import ACTIVATION_CASTS, WEIGHT_CASTS, Arithmetic
 from harness.rollouts.moe import Mixture, Router
 from harness.rollouts.noise import Noise, Persistence, Size, check_noise
 from harness.rollouts.prefix import Cache, History, KvAtSync, PrefixCache, put, put_row
@@ -70,7 +70,6 @@ class LocalEngine(RolloutEngine):
     noise_seed: seed of `noise` and `router_noise`. In a config, null stands for the seed of the run.
     kv_at_sync: rule for the KV that was written before a sync of the weights (`prefix.py`).
     kv_scale, kv_percentile: scales of an FP8 cache, and the percentile that they are calibrated at (`kv_scales.py`).
-    split_sums: most parts in which a linear layer sums, by the batch's size (`linear.py`); 1 for one sum.
     """
 
     def __init__(
@@ -89,14 +88,13 @@ class LocalEngine(RolloutEngine):
         kv_at_sync: KvAtSync = "recompute",
         kv_scale: KvScale = "one",
         kv_percentile: Percentile = 100.0,
-        split_sums: SplitSums = 1,
     ):
         self.config, self.sampling = config, sampling
         self.stop = torch.tensor(sampling.stop, dtype=torch.int64, device=device())
         self.noise = Noise(noise, noise_persistence, noise_seed)
         self.router_noise = Noise(router_noise, router_noise_persistence, noise_seed)
         self.exact_router, self.exact_head = router_dtype == "fp32", head_dtype == "fp32"
-        self.precision, self.arithmetic = precision, arithmetic(precision, split_sums)
+        self.precision, self.arithmetic = precision, Arithmetic(precision)
         self._round, self._linear = self.arithmetic.round, self.arithmetic.linear
         cast = KV_CASTS[sampling.kv_cache]
         self.kv_scales = None if cast is None else KvScales(cast, LARGEST[sampling.kv_cache], kv_scale, kv_percentile)
@@ -115,7 +113,6 @@ class LocalEngine(RolloutEngine):
                 raise UserError(f"rollout.engine.{key}={value} has no effect: {shape.model_type} has no router; set {default}")
         check_noise(params, "noise", "router_noise")
         check_kv_scales(kv_cache, params.get("kv_scale", "one"), params.get("kv_percentile", 100.0))
-        check_split_sums(precision, params.get("split_sums", 1))
         for key in ("router_dtype", "head_dtype"):
             if params.get(key) == precision.compute == "fp32":
                 raise UserError(f"rollout.engine.{key}=fp32 has no effect: the precision computes in fp32; set compute")
