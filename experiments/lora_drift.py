@@ -11,7 +11,7 @@ from torch import Tensor
 
 from experiments.sources import ADAPTED, FOLDER, ROOT, SWEEP, names, seeds
 from harness.boundary import command
-from harness.config import parse
+from harness.config import parse_recorded
 from harness.run.folder import RunFolder
 from harness.run.restore import find, parts_at
 
@@ -33,7 +33,7 @@ def drifts(source: str = "lora_in_place") -> pd.DataFrame:
     for path in (ROOT / SWEEP).iterdir():
         folder = RunFolder(path)
         if (path / "config.json").is_file():
-            config = parse(folder.read("config.json"))
+            config = parse_recorded(folder.read("config.json"))
             runs[(*known[config.digest], config.seed)] = folder
     found = []
     for (bed, name, seed), folder in sorted(runs.items(), key=lambda one: one[0]):

@@ -31,7 +31,7 @@ WORDS = {
     "not asked": "no correction is proposed",
 }
 """Value of Verdict.by_size -> its words in the terminal, where no weight is proposed."""
-FIXED = "No bug found. The settings are the same for every sound dump: no others were shown better."
+FIXED = "No bug found. The settings are fixed, not fitted to this dump: no others were shown better."
 """Headline where the study of docs/decision.md supports one correction for each deployed policy, whatever the dump shows. None of
 the other rules and corrections was shown better there, nor was the default shown to beat no correction."""
 SERVED = {"trainer": "TRAINER'S WEIGHTS SERVED", "sampler": "ENGINE'S WEIGHTS SERVED"}
