@@ -1,6 +1,6 @@
 """The drift of frozen weights into which adapters are merged at each sync: `python -m experiments.lora_drift` (docs/sources.md).
 
-It reads the checkpoints of the runs of list 5 of `experiments.sources`, and writes experiments/study/sources/drift.csv.
+It reads the checkpoints of the runs of list 5 of `experiments.sources`, and writes experiments/study/sources/later/drift.csv.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from experiments.sources import ADAPTED, FOLDER, ROOT, SWEEP, names, seeds
+from experiments.sources import ADAPTED, ADDED, ROOT, SWEEP, names, seeds
 from harness.boundary import command
 from harness.config import parse_recorded
 from harness.run.folder import RunFolder
@@ -48,5 +48,5 @@ def drifts(source: str = "lora_in_place") -> pd.DataFrame:
 if __name__ == "__main__":
     with command(), torch.no_grad():
         table = drifts()
-        table.to_csv(FOLDER / "drift.csv", index=False)
+        table.to_csv(ADDED / "drift.csv", index=False)
         print(table.groupby(["bed", "step"]).drift.agg(["median", "min", "max"]).to_string())
