@@ -151,12 +151,17 @@ def plan(entry: str, words: Sequence[str], regimes: Regimes, seeds: Collection[i
 
 
 def _remove_source(values: dict[str, Any]) -> None:
-    """Change a composed config in place to that of the exact control (no mismatch). rollout.engine keeps only noise_seed."""
-    engine = values["rollout"]["engine"]
+    """Change a composed config in place to that of the exact control (no mismatch).
+
+    rollout.engine keeps only noise_seed. Low-rank adapters stay, apart from their weights in both engines.
+    """
+    engine, lora = values["rollout"]["engine"], values["actor"].get("lora")
     values["rollout"]["engine"] = {key: engine[key] for key in engine if key == "noise_seed"}
     for key, neutral in EXACT.items():
         place, _, name = key.rpartition(".")
         section(values, place)[name] = neutral
+    if lora is not None:
+        values["actor"]["lora"] = lora | {"sync": "apart"}
 
 
 def _check_bed(entry: str, composed: Mapping[str, Any], bed: Mapping[str, Any]) -> None:
