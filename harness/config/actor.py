@@ -100,7 +100,8 @@ class ActorConfig(Strict):
     def _adaptable(self) -> ActorConfig:
         untried = {"zero_stage=3": self.zero_stage == 3, "masters": self.masters != "fp32", "compile=true": self.compile}
         for key in (key for key, used in ({"precision": self.precision is not None} | untried).items() if used and self.lora):
-            raise ValueError(f"lora with actor.{key}: adapters are trained without it; set actor.lora=null or another value")
+            able = "actor.zero_stage=2, actor.masters=fp32, actor.compile=false and actor.precision=null"
+            raise ValueError(f"lora with actor.{key}: adapters are trained without it; set {able}, or actor.lora=null")
         return self
 
     @model_validator(mode="after")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from algos.diagnostics.mismatch import finish_mismatch, mismatch_rows
 from algos.diagnostics.rows import merge
@@ -34,8 +35,10 @@ def matching_noise(checkpoint: Checkpoint, prompts: int = 64) -> tuple[float, fl
     if not needs_own_sampler(config):
         raise UserError("--noise: measured along the local engine's path; the run needs actor.scoring=exact")
     with parts_at(checkpoint) as parts:
-        parts.scorer.own_policy.load_weights(parts.actor.weights(), 0)
-        target = _k3(parts, parts.sampler.engine, prompts)
+        synced = {name: weight.detach().clone() for name, weight in parts.actor.synced_weights()}
+        own = {name: weight.detach().clone() for name, weight in parts.actor.weights()}
+        parts.scorer.own_policy.load_weights(own.items(), 0)
+        target = _k3(parts, parts.sampler.engine, synced, prompts)
         if not target > 0:
             raise UserError("--noise: the rollouts of this run have no mismatch (K3 is 0), so there is nothing to match")
         noise = 0.01
@@ -43,20 +46,23 @@ def matching_noise(checkpoint: Checkpoint, prompts: int = 64) -> tuple[float, fl
             r = config.rollout
             sampling = {"top_p": r.top_p, "top_k": r.top_k, "record_support": r.replay_sampling_mask}
             engine = local_engine(parts.scorer.plan, own_precision(config), noise=noise, **sampling)
-            reached = _k3(parts, engine, prompts)
+            reached = _k3(parts, engine, own, prompts)
             if 1 / CLOSE < reached / target < CLOSE:
                 return noise, reached, target
             noise *= (target / reached) ** 0.5
     raise UserError(f"--noise: none has the K3 of the rollouts, {target:.2e}; the last one tried, {noise:.2e}, has {reached:.2e}")
 
 
-def _k3(parts: Parts, engine: RolloutEngine, prompts: int) -> float:
-    """Mean K3 of an engine, in nats per token, over VERSIONS rollouts. Prompts and random numbers are equal for all engines."""
+def _k3(parts: Parts, engine: RolloutEngine, weights: dict[str, Tensor], prompts: int) -> float:
+    """Mean K3 of an engine with `weights`, in nats per token, over VERSIONS rollouts.
+
+    Prompts and random numbers are equal for all engines.
+    """
     sampler = parts.sampler
     rows = sampler.prompts[:prompts].repeat_interleave(sampler.config.rollout.group_size, dim=0)
     mismatches = []
     for version in range(VERSIONS):
-        engine.load_weights(parts.actor.synced_weights(), version)
+        engine.load_weights(weights.items(), version)
         uniforms = torch.rand(len(rows), sampler.task.answer_length, generator=generator(0, "matching noise", version))
         mismatches.append(mismatch_rows(parts.scorer.scored_batch(rows, sampler.generate(engine, rows, uniforms))))
     return float(finish_mismatch(merge(mismatches))["rollout_corr/k3_kl"])

@@ -83,7 +83,12 @@ def adapters(source: Source, out: Translation, keys: str) -> None:
     if not out.ready:
         out.notes.append(f"{given}: all weights of the small model are trained. --launch DIR writes adapters, actor.lora")
         return
+    if rank > 1024:
+        out.lost.append(f"{given}: a rank here is at most 1024")
+        return
     sync = "merged" if "rollout/engine" in out.options else "apart"
+    if sync == "merged":
+        out.notes.append(f"{given}: vLLM gets merged weights here; there it may multiply adapters apart, without that rounding")
     out.set("actor.lora.rank", int(rank))
     out.set("actor.lora.sync", sync)
     if alpha != 2 * rank:

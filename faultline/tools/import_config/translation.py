@@ -208,7 +208,11 @@ class Translation:
         """
         if self.ready:
             self.set("actor.dtype", dtype)
-            if dtype == "bf16" and bf16_weights:
+            if dtype == "bf16" and bf16_weights and "lora" in self.values.get("actor", {}):
+                self.notes.append(
+                    f"actor.lora: {program} keeps no copy in fp32; adapters have one here, frozen weights need none"
+                )
+            elif dtype == "bf16" and bf16_weights:
                 self.set("actor.masters", "none")
         elif given and dtype != "fp32":
             self.warnings.append(

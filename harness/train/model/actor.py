@@ -34,8 +34,8 @@ class Saved(Protocol):
     def load(self, folder: Path, ranks: int) -> None:
         """Read the state that `save` wrote on `ranks` ranks. It is exact on as many ranks, else up to rounding.
 
-        With masters=kahan above ZeRO stage 0 it raises UserError on a different number of ranks, because DeepSpeed does not
-        divide the compensation anew.
+        With masters=kahan or adapters merged in place, above ZeRO stage 0, it raises UserError on a different number of ranks,
+        because DeepSpeed does not divide the compensation, or the frozen weights, anew. Other frozen weights are the model's.
         """
 
 
@@ -69,7 +69,10 @@ class Actor(Saved, Protocol):
         """Iterate over all weights under their transformers names, in the actor's dtype, with adapters apart."""
 
     def synced_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Iterate over the weights that a rollout engine gets: `weights`, with adapters merged as actor.lora.sync says."""
+        """Iterate over the weights that a rollout engine gets: `weights`, with adapters merged as actor.lora.sync says.
+
+        Under merged_in_place each call moves the frozen weights, so it is called once for a version of the weights.
+        """
 
 
 class DeepSpeedActor(DeepSpeedModel):

@@ -69,13 +69,14 @@ def merged(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def merged_in_place(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Iterate over the weights of a model whose adapters PEFT merges into its frozen weights, and then subtracts from them."""
     layers = _layers(module).values()
-    for layer in layers:
-        layer.merge()
     try:
+        for layer in layers:
+            layer.merge()
         yield from ((name, weight) for name, weight in apart(module.named_parameters()) if ".lora_" not in name)
     finally:
         for layer in layers:
-            layer.unmerge()
+            if layer.merged:
+                layer.unmerge()
 
 
 def _layers(module: nn.Module) -> dict[str, Any]:

@@ -122,12 +122,14 @@ class DeepSpeedModel:
 
     def _load(self, folder: Path, ranks: int) -> None:
         resharded = ranks != self.ranks.size and self.config.zero_stage > 0  # stage 0 has no shards
-        if resharded and self.config.masters == "kahan":
+        lora, needed = self.config.lora, None
+        if self.config.masters == "kahan":
+            needed = "actor.masters=kahan needs the compensation of each weight"
+        elif lora is not None and lora.sync == "merged_in_place":
+            needed = "actor.lora.sync=merged_in_place needs the frozen weights that it moved"
+        if resharded and needed:
             number = f"{ranks} rank" if ranks == 1 else f"{ranks} ranks"
-            raise UserError(
-                f"{folder}: actor.masters=kahan needs the compensation of each weight, which DeepSpeed does not divide anew; "
-                f"resume on {number}, as it was saved"
-            )
+            raise UserError(f"{folder}: {needed}, which DeepSpeed does not divide anew; resume on {number}, as it was saved")
         if resharded and self.ranks.rank == 0:
             _reshard(folder)
         self.ranks.barrier()

@@ -14,7 +14,7 @@ from harness.errors import UserError
 from harness.run.folder import RunFolder, run_folders
 from harness.run.loop import Run, train
 from harness.run.metrics import METRICS
-from harness.run.noise import matching_noise
+from harness.run.noise import _k3, matching_noise
 from harness.run.restore import find, parts_at, transplant
 from harness.validate import check
 from sweeps.branch import branch, overridden
@@ -163,3 +163,17 @@ print(*{{"torch", "deepspeed", "transformers", "scipy"}} & sys.modules.keys())
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split("\n")
     assert "no checkpoint of step 5; it has 2" in said[0] and "damaged (manifest.json unreadable" in said[1]
     assert "no checkpoint there" in said[2] and said[3] == ""
+
+
+@pytest.mark.slow
+def test_the_noise_that_matches_merged_adapters_is_measured_without_them(tiny):
+    """Merging is the rollouts' mismatch; an engine without noise has adapters apart, and none. Measuring moves no weight."""
+    overrides = ["actor.dtype=bf16", "rollout/precision=bf16", "actor.lora={rank: 4, sync: merged_in_place}", "actor.lr=1e-2"]
+    config = tiny(*overrides, "steps=4", "checkpoint.every=2", "run.sweep=noise-lora")
+    train(config)
+    with parts_at(find(config.path, 2)) as parts:
+        synced = {name: weight.detach().clone() for name, weight in parts.actor.synced_weights()}
+        own = {name: weight.detach().clone() for name, weight in parts.actor.weights()}
+        parts.scorer.own_policy.load_weights(own.items(), 0)
+        assert _k3(parts, parts.sampler.engine, synced, 64) > 0 == _k3(parts, parts.scorer.own_policy, own, 64)
+        assert all(torch.equal(weight, own[name]) for name, weight in parts.actor.weights())

@@ -406,6 +406,7 @@ def test_an_imported_run_is_sized(tmp_path, capsys):
         ({"actor_rollout_ref.model.lora_rank": 32}, "actor_rollout_ref.rollout.name", 16, "merged"),
         ({"actor_rollout_ref.model.lora_rank": 32, "actor_rollout_ref.model.lora_alpha": 64}, None, 64, "apart"),
         ({"trainer.policy.model.lora.rank": 32, "trainer.policy.model.lora.alpha": 64}, None, 64, "apart"),
+        ({"actor_rollout_ref.model.lora_rank": 32, "actor_rollout_ref.actor.fsdp_config.model_dtype": "bf16"}, None, 16, "apart"),
     ],
 )
 def test_adapters_of_a_recipe_are_trained_with_its_own_model(keys, engine, alpha, sync, tmp_path):
@@ -417,5 +418,7 @@ def test_adapters_of_a_recipe_are_trained_with_its_own_model(keys, engine, alpha
     small = import_config(tmp_path / "recipe.yaml")
     assert "lora_rank=32: all weights of the small model are trained" in small or "lora.rank=32: all weights" in small
     text = import_config(tmp_path / "recipe.yaml", ready=True)
-    assert yaml.safe_load(text)["actor"]["lora"] == {"rank": 32, "sync": sync}
+    actor = yaml.safe_load(text)["actor"]
+    assert actor["lora"] == {"rank": 32, "sync": sync} and "masters" not in actor  # which adapters refuse
+    assert ("vLLM gets merged weights here" in text) == (sync == "merged")
     assert ("adapters have the factor 0.5 there and 2 here" in text) == (alpha == 16)

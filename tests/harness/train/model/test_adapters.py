@@ -7,6 +7,7 @@ import torch
 from pydantic import ValidationError
 
 from harness.config import LoraConfig, PrecisionConfig
+from harness.errors import UserError
 from harness.models import build
 from harness.rollouts.local import LocalEngine
 from harness.train.model import adapters
@@ -49,10 +50,18 @@ def test_the_optimizer_moves_the_adapters_alone(stage, tmp_path):
     after = weights_of(actor)
     assert {name for name, w in after.items() if not torch.equal(w, before[name])} == {n for n in after if ".lora_" in n}
     actor.save(tmp_path)
-    for ranks in (1, 2):  # of one rank, and as if of two
-        other = actor_with("apart", seed=5, zero_stage=stage)
-        other.load(tmp_path, ranks)
+    for ranks, base in ((1, 1), (2, 0)):  # on two ranks DeepSpeed restores what is trained, and the model has the rest
+        lora = LoraConfig(rank=4, sync="apart")
+        other = DeepSpeedActor(build(SHAPE, base), settings(weight_decay=0.0, lora=lora, zero_stage=stage), seed=5)
+        other.load(tmp_path, ranks if stage else 1)
         assert all(torch.equal(w, after[name]) for name, w in other.weights())
+
+
+def test_weights_that_were_moved_in_place_are_not_resharded(tmp_path):
+    actor = actor_with("merged_in_place", zero_stage=1)
+    actor.save(tmp_path)
+    with pytest.raises(UserError, match=r"actor\.lora\.sync=merged_in_place needs the frozen weights .* resume on 2 ranks"):
+        actor.load(tmp_path, ranks=2)
 
 
 def test_adapters_are_drawn_by_the_seed():
