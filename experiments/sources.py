@@ -1,5 +1,6 @@
-"""The map of sources of mismatch (docs/sources.md): `python -m experiments.sources` with
-starts SEED..., list N, record, record later or print.
+"""The map of sources of mismatch (docs/sources.md): `python -m experiments.sources COMMAND`.
+
+COMMAND is starts SEED..., list N, record, record later or print.
 
 starts makes the warm starts of the given seeds, and records them in starts.csv, which decides which seeds count. list N prints
 the commands of list N that have no records yet. record adds the ended runs to endpoints.csv; record later, those of lists 4 and 5
@@ -187,7 +188,7 @@ def mapped(runs: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index()
 
 
-def costs(families: Mapping[str, tuple[Sequence[str], str]]) -> StudyPlan:
+def cost_plan(families: Mapping[str, tuple[Sequence[str], str]]) -> StudyPlan:
     """Comparisons of the final reward under sources of mismatch with a control's, in ten pairs with equal model, task and seed.
 
     families: name -> (sources, control). Holm's adjustment covers the sources of a family for one policy.
@@ -203,8 +204,8 @@ def costs(families: Mapping[str, tuple[Sequence[str], str]]) -> StudyPlan:
     )
 
 
-COSTS = costs({"": (MAPPED, "exact")})
-LATER_COSTS = costs({", planned later": (LATER, "exact"), ", adapters": (ADAPTERS, ADAPTED)})
+COSTS = cost_plan({"": (MAPPED, "exact")})
+LATER_COSTS = cost_plan({", planned later": (LATER, "exact"), ", adapters": (ADAPTERS, ADAPTED)})
 
 
 class Contrast(NamedTuple):

@@ -23,6 +23,8 @@ FUSED = {
     "down": ("mlp.down_proj",),
 }
 """Modules whose weights an inference engine concatenates to one matrix in a decoder layer, by the name of that matrix."""
+IN_ATTENTION = ("qkv", "o")
+"""Names of the fused matrices of a layer whose MLP is a mixture of experts. The experts have matrices of their own."""
 SCALED_ROPES = ("linear", "llama3", "yarn")
 """Supported scaled variants of rotary embedding. Their frequencies do not depend on the length of the sequence."""
 

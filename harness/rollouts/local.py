@@ -19,7 +19,7 @@ from harness.config import PrecisionConfig
 from harness.errors import UserError
 from harness.models import device
 from harness.rollouts import UNTRUNCATED, ReportedRoutes, Rollout, RolloutEngine, Sampling, casts
-from harness.rollouts.architecture import FUSED, architecture_of
+from harness.rollouts.architecture import FUSED, IN_ATTENTION, architecture_of
 from harness.rollouts.kv_scales import LARGEST, KvScale, KvScales, Percentile, check_kv_scales
 from harness.rollouts.linear import ACTIVATION_CASTS, WEIGHT_CASTS, Arithmetic
 from harness.rollouts.moe import Mixture, Router
@@ -157,7 +157,7 @@ class LocalEngine(RolloutEngine):
     def _layer(self, number: int, plain: Callable[..., Tensor], version: int) -> dict[str, Any]:
         prefix = f"layers.{number}."
         layer: dict[str, Any] = {"number": number}
-        for key in ("qkv", "o") if self.shape.experts else FUSED:
+        for key in IN_ATTENTION if self.shape.experts else FUSED:
             parts = FUSED[key]
             bias = torch.cat([plain(f"{prefix}{part}.bias") for part in parts]) if key in self.shape.biased else None
             matrix = torch.cat([plain(f"{prefix}{part}.weight") for part in parts])

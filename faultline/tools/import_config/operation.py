@@ -66,8 +66,9 @@ def operate(source: Source, out: Translation, program: str, numbers: Mapping[str
             out.set(ours, int(value))
         elif value is not None:
             out.notes.append(f"{source.key(theirs)}={value:g}: {ours} is at least {least} here, and stays as it is")
-    if source.resolved("trainer.project_name") and (project := source.text("trainer.project_name")) and out.ready:
-        out.set("tracking.project", project)
+    if source.resolved("trainer.project_name"):
+        project = source.text("trainer.project_name")
+        out.set("tracking.project", project if out.ready else None)
     out.set("actor.betas", source.numbers(BETAS[program]))
     if source.has(CHECKPOINTING[program]):
         out.set("actor.gradient_checkpointing", source.flag(CHECKPOINTING[program]))

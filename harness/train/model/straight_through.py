@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from harness.config import PrecisionConfig
-from harness.rollouts.architecture import FUSED
+from harness.rollouts.architecture import FUSED, IN_ATTENTION
 from harness.rollouts.linear import Arithmetic, EngineMatrix
 
 
@@ -31,7 +31,7 @@ def cast_linear_layers(model: PreTrainedModel, precision: PrecisionConfig) -> No
         experts = getattr(layer.mlp, "experts", None)
         if experts is not None:
             experts.forward = _CastExperts(arithmetic, experts).forward
-        for key in FUSED if experts is None else ("qkv", "o"):
+        for key in FUSED if experts is None else IN_ATTENTION:
             fused = _Fused(arithmetic, [layer.get_submodule(part) for part in FUSED[key]])
             for place, module in enumerate(fused.modules):
                 module.forward = partial(fused.forward, place)  # type: ignore[method-assign]
