@@ -14,7 +14,7 @@ from experiments.gpu_check import formats
 from experiments.gpu_check.__main__ import CHECKS, main
 from experiments.gpu_check.drawing import by_probability, ess_by_length, k3
 from experiments.gpu_check.formats import check_casts, check_products
-from experiments.gpu_check.model import ARMS, Scored, Size
+from experiments.gpu_check.model import ARMS, Policy, Scored, Size
 from experiments.gpu_check.section import Table, section
 from harness.errors import UserError
 from harness.rollouts import casts
@@ -55,7 +55,7 @@ def test_casts_and_products_agree_here_too(run):
     assert code == 0 and re.search(r"^## cpu, \S+, \d{4}-\d\d-\d\d$", text, re.M)
     assert {row["off the CPU"] for row in cells(text, "Casts")} == {"0"}
     products = cells(text, "FP8 products")
-    assert len(products) == 2 * len(formats.SIZES)
+    assert [row["tokens x inputs x outputs"] for row in products] == ["16 x 576 x 960"] * 2  # of a CPU
     for row in products:  # BF16 has 8 bits: relative errors uniform up to 2⁻⁸ at a power of two have a root mean square of 2⁻⁸/√3
         assert float(row["emulation's error"]) < 2**-8 / 3**0.5
 
@@ -74,7 +74,8 @@ def test_a_product_that_is_off_shows(monkeypatch):
 
 @pytest.mark.slow
 def test_anatomy_of_a_tiny_model(run):
-    code, text, out = run("anatomy")
+    """In five precisions, which are compared here. The local engine samples in the others too, see the next test."""
+    code, text, out = run("anatomy", arms=("fp32", "bf16", "fp8_channel", "fp8_block", "int8"))
     assert code == 0
     rows = {(row["engine"], row["arm"]): row for row in cells(text, "Mismatch by precision")}
     assert rows["local", "fp32"]["K3"] == "0" and rows["local", "fp32"]["sequence ESS"] == "1.000"
@@ -83,6 +84,14 @@ def test_anatomy_of_a_tiny_model(run):
     assert {row["arm"] for row in cells(text, "Mismatch by position")} >= {"fp32", "bf16", "int8"}
     assert float(rows["local", "bf16"]["K3"]) < float(rows["local", "fp8_block"]["K3"])
     assert (out / "dumps" / "local-fp8_channel.parquet").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", ARMS)
+def test_the_local_engine_samples_in_every_precision(arm, model):  # noqa: F811
+    policy = Policy(Size(model, responses=4, answer=4, overrides=tuple(SMALL)))
+    scored = policy.scored("local", arm)
+    assert scored.mask.any() and (scored.log_ratio.abs().max() > 0) == (arm != "fp32")
 
 
 def test_what_the_picture_shows_by_hand():
