@@ -15,6 +15,8 @@ RUN := $(VENV)/bin/python
 ORACLES := $(VENV)/oracles
 # One thread a run: parallelism comes from runs, and two threads that contend are far slower than one.
 export OMP_NUM_THREADS := 1
+# A process that compiles what it imports anew takes a second or more; a call of the tests starts over a hundred.
+unexport PYTHONDONTWRITEBYTECODE
 
 ENGINE ?= local
 SEEDS ?= 80,81
