@@ -1,15 +1,19 @@
 """Shared by the tests of sweeps: an empty sweep, started launchers, runs that stand still, a real Slurm of two nodes."""
 
+import io
+import logging
 import os
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 import pytest
 
+from experiments.train import main as train_command
 from harness.run.folder import RunFolder
 from sweeps.ledger import Sweep
 from tests.harness.conftest import TINY, root, tiny  # noqa: F401 (fixtures)
@@ -60,20 +64,48 @@ def start(parent: Path, *overrides: str, launcher="local", point="") -> subproce
 
 
 def launch(parent: Path, *overrides: str, launcher="local") -> tuple[int, str]:
-    """The exit code and output of a multirun that has ended."""
-    process = start(parent, *overrides, launcher=launcher)
-    text = output(process)
-    return process.returncode, text
+    """The exit code and output of a multirun that has ended.
+
+    Its command runs in this process, and its runs in processes of their own. So launcher and fork server import torch and
+    DeepSpeed once in a session, and not for each launch. `start` gives the command a process too.
+    """
+    return in_process("-m", f"hydra/launcher={launcher}", *TINY, f"run.root={parent}", *overrides)
+
+
+def in_process(*words: str) -> tuple[int, str]:
+    """The exit code and output of `python -m experiments.train WORDS...`, called in this process.
+
+    What the command and Hydra change of the process is put back: its arguments, environment and the root logger.
+    """
+    told, code, logger = io.StringIO(), 0, logging.getLogger()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(told), redirect_stderr(told):
+        patch.setattr(sys, "argv", [sys.argv[0]])
+        patch.setenv("HYDRA_FULL_ERROR", "1")
+        patch.setattr(logger, "handlers", [])
+        patch.setattr(logger, "level", logger.level)
+        try:
+            train_command([*words])
+        except SystemExit as end:
+            code = end.code or 0
+    return code, told.getvalue()
+
+
+SLURM = ["hydra.launcher.mem_gb=1", "hydra.launcher.signal_delay_s=5"]
+"""For jobs of tiny runs."""
+
+
+def launch_on_slurm(parent: Path, *overrides: str) -> tuple[int, str]:
+    """The exit code and output of a multirun on Slurm that has ended, or that has submitted its jobs if it is detached."""
+    return launch(parent, *SLURM, *overrides, launcher="slurm")
 
 
 @pytest.fixture(scope="session")
 def multirun(shared_root):
-    """multirun("slurm", "key=value", ...) -> a started multirun below `shared_root`, which is killed in the end."""
+    """multirun("key=value", ...) -> a started multirun on Slurm below `shared_root`, which is killed in the end."""
     started = []
 
-    def begin(launcher: str, *overrides: str) -> subprocess.Popen:
-        slurm = ["hydra.launcher.mem_gb=1", "hydra.launcher.signal_delay_s=5"] if launcher == "slurm" else []
-        started.append(start(shared_root, *slurm, *overrides, launcher=launcher))
+    def begin(*overrides: str) -> subprocess.Popen:
+        started.append(start(shared_root, *SLURM, *overrides, launcher="slurm"))
         return started[-1]
 
     yield begin
