@@ -1,5 +1,6 @@
 """Shared by the tests of sweeps: an empty sweep, started launchers, runs that stand still, a real Slurm of two nodes."""
 
+import fcntl
 import io
 import logging
 import os
@@ -24,10 +25,17 @@ LOCAL = Path(__file__).parents[2] / "slurm" / "local"
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory):
-    """Its home; SLURM_CONF is set. Two nodes of three cores each; an array holds at most 20 tasks."""
+    """Its home; SLURM_CONF is set. Two nodes of three cores each; an array holds at most 20 tasks.
+
+    Each worker of xdist has one of its own. They start one at a time, for one may install Slurm, and each looks for free ports.
+    The ids of their jobs differ, since tests look for processes by them.
+    """
     home = tmp_path_factory.mktemp("slurm")
     size = {"SLURM_HOME": str(home), "NODES": "2", "CPUS": "3", "MAX_ARRAY": "20", "GRACE": "15"}
-    up = subprocess.run([LOCAL / "up.sh"], env={**os.environ, **size}, capture_output=True, text=True)
+    size["FIRST_JOB"] = str(os.getpid() % 60_000 * 1000 + 1)
+    with open(LOCAL / "up.sh") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        up = subprocess.run([LOCAL / "up.sh"], env={**os.environ, **size}, capture_output=True, text=True)
     assert up.returncode == 0, up.stderr
     os.environ["SLURM_CONF"] = str(home / "slurm.conf")
     yield home
