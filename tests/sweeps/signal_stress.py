@@ -52,7 +52,7 @@ class Tally(NamedTuple):
 def send_signals(root: Path, count: int, seed: int) -> Tally:
     """Send `count` of them, drawn by `seed`, to sweeps below `root`."""
     rng = random.Random(seed)
-    victims = rng.sample(VICTIMS * -(-count // len(VICTIMS)), count)
+    victims = drawn(count, rng)
     code, text = launch(root, *GRID, "run.sweep=undisturbed")
     assert code == 0, text
     expected, counted, number = records(root / "undisturbed"), Counter[str](), 0
@@ -67,6 +67,11 @@ def send_signals(root: Path, count: int, seed: int) -> Tally:
         number += 1
         print(told(count - len(victims), Tally(**counted)), flush=True)
     return Tally(**counted)
+
+
+def drawn(count: int, rng: random.Random) -> list[str]:
+    """Whom the signals hit, in this order."""
+    return rng.sample(VICTIMS * -(-count // len(VICTIMS)), count)
 
 
 def told(count: int, tally: Tally) -> str:
