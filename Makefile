@@ -15,6 +15,8 @@ RUN := $(VENV)/bin/python
 ORACLES := $(VENV)/oracles
 # One thread a run: parallelism comes from runs, and two threads that contend are far slower than one.
 export OMP_NUM_THREADS := 1
+# A process that compiles anew what it imports of the project takes a second more, and the tests start many.
+unexport PYTHONDONTWRITEBYTECODE
 
 ENGINE ?= local
 SEEDS ?= 80,81

@@ -3,10 +3,10 @@
 A marker of NEEDS says what a test needs. Where that is missing the test is skipped. `--forbid-skips`, which `make test` and CI
 give, allows this for units that nobody can install. Software must be there, unless `--without=slurm,vllm` names it.
 
-With xdist (`-n 4`, as `make test` does) the tests of a file run on one worker, so that its fixtures are made once; the files
-that share one Slurm run on one too. Those come first, then the files with a test that takes seconds, then the others, so that
-the workers end at about the same time. The worker with Slurm waits for it most of the time, and others for processes of their
-own, so four workers use two cores.
+With xdist (`-n 4`, as `make test` does) the tests of a file run on one worker, so that its fixtures are made once. The longest
+files come first, then the others with a test that takes seconds, then the rest, so that the workers end at about the same time.
+Each file with Slurm has a Slurm of its own. Its worker waits for it most of the time, and others for processes of their own, so
+four workers use two cores.
 """
 
 import functools
@@ -22,7 +22,20 @@ from harness.startup import uncollected
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: sums of two threads have other bits
 
-SLURM = ("tests/sweeps/search/test_on_slurm.py", "tests/sweeps/launchers/test_slurm.py")
+LONGEST = (
+    "tests/sweeps/search/test_on_slurm.py",
+    "tests/sweeps/launchers/test_slurm.py",
+    "tests/sweeps/test_signal_stress.py",
+    "tests/experiments/test_demo.py",
+    "tests/sweeps/launchers/test_local.py",
+    "tests/sweeps/search/test_here.py",
+    "tests/experiments/test_gpu_check.py",
+    "tests/harness/test_parity.py",
+    "tests/sweeps/launchers/test_pool_signals.py",
+    "tests/harness/train/model/test_compiled.py",
+    "tests/fuzz/test_attack.py",
+)
+"""Files that take about a minute or more, the longest first."""
 LONG = {"slow", "vllm", "chromium", "oldest", "llm"}
 """Markers of tests that take seconds."""
 
@@ -110,9 +123,14 @@ def pytest_runtest_setup(item):
             pytest.skip(f"needs {NEEDS[need][0]}")
 
 
+def _file(nodeid: str) -> str:
+    return nodeid.split("::")[0]
+
+
 def pytest_collection_modifyitems(items):
     long = {item.path for item in items if any(mark.name in LONG for mark in item.iter_markers())}
-    items.sort(key=lambda item: (not item.nodeid.startswith(SLURM), item.path not in long))
+    place = {file: number for number, file in enumerate(LONGEST)}
+    items.sort(key=lambda item: (place.get(_file(item.nodeid), len(place)), item.path not in long))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -121,7 +139,7 @@ def pytest_xdist_make_scheduler(config, log):
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            return "slurm" if nodeid.startswith(SLURM) else nodeid.split("::")[0]
+            return _file(nodeid)
 
     config.option.loadscopereorder = False  # else the file with the most tests comes first
     return ByFile(config, log)

@@ -10,6 +10,7 @@ set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 home="${SLURM_HOME:-$here/state}"
 nodes="${NODES:-2}" cpus="${CPUS:-4}" memory="${MEMORY:-16000}" grace="${GRACE:-20}" max_array="${MAX_ARRAY:-1001}"
+first_job="${FIRST_JOB:-$(($(date +%s) % 60000000))}"
 export SLURM_CONF="$home/slurm.conf" PATH="$PATH:/usr/sbin"  # which only root has in its PATH
 
 say() { echo "$*" >&2; }
@@ -74,7 +75,7 @@ KillWait=15
 SlurmdTimeout=10
 UnkillableStepTimeout=60
 SlurmctldTimeout=10
-FirstJobId=$(($(date +%s) % 60000000))
+FirstJobId=$first_job
 StateSaveLocation=$home/ctld
 SlurmdSpoolDir=$home/spool-%n
 SlurmctldPidFile=$home/slurmctld.pid

@@ -4,8 +4,10 @@ import re
 
 import pytest
 
+from experiments import demo
 from experiments.demo import ARMS, End, main, outcome, proposed, table
 from harness.errors import UserError
+from tests.sweeps.conftest import in_process
 
 CONTROL, NONE = End(0.0, 0.75, 0.75), End(9e-2, 0.35, 0.65)
 
@@ -51,11 +53,32 @@ def test_seeds_are_asked_for(words):
 
 
 @pytest.mark.slow
-def test_the_demo_in_two_steps(tmp_path, capfd):
-    """Every part runs for real: 12 runs, the verdict on the most harmed arm's dump, its setting, the report."""
+def test_the_demo_in_two_steps(tmp_path, capfd, monkeypatch):
+    """Every part runs for real: seven runs, the verdict on the most harmed arm's dump, its setting, the report.
+
+    The two multiruns are commands of this process, which import torch and DeepSpeed once. The others are processes.
+    """
+    call, trained = demo._call, []
+
+    def called(module: str, *words: str) -> None:
+        if module != "experiments.train":
+            return call(module, *words)
+        code, told = in_process(*words)
+        assert code == 0, told
+        trained.append(words)
+
+    monkeypatch.setattr(demo, "_call", called)
     few = ["steps=2", "warmstart.steps=20", "warmstart.keep_low=0", "evaluation.every=1"]
     main(["3", *few, f"run.root={tmp_path}", "tracking=disabled"])
     out = capfd.readouterr().out
     assert re.search(r"LOG-PROBABILITIES +consistent", out) and "VERDICT" in out
     assert (tmp_path / "demo" / "report.html").exists()
-    assert out.rstrip().splitlines()[-1].endswith(("1 seed proves nothing yet.", "below the control."))
+    last = out.rstrip().splitlines()[-1]
+    assert last.endswith("1 seed proves nothing yet.") == (len(trained) == 2)
+    assert last.endswith(("1 seed proves nothing yet.", "below the control."))
+
+
+def test_a_command_of_the_demo_that_fails_ends_it():
+    with pytest.raises(SystemExit) as ended:
+        demo._call("faultline", "--nosuch")
+    assert ended.value.code == 2

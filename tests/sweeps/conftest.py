@@ -1,15 +1,20 @@
 """Shared by the tests of sweeps: an empty sweep, started launchers, runs that stand still, a real Slurm of two nodes."""
 
+import fcntl
+import io
+import logging
 import os
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 import pytest
 
+from experiments.train import main as train_command
 from harness.run.folder import RunFolder
 from sweeps.ledger import Sweep
 from tests.harness.conftest import TINY, root, tiny  # noqa: F401 (fixtures)
@@ -20,10 +25,17 @@ LOCAL = Path(__file__).parents[2] / "slurm" / "local"
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory):
-    """Its home; SLURM_CONF is set. Two nodes of three cores each; an array holds at most 20 tasks."""
+    """Its home; SLURM_CONF is set. Two nodes of three cores each; an array holds at most 20 tasks.
+
+    Each worker of xdist has one of its own. They start one at a time, for one may install Slurm, and each looks for free ports.
+    The ids of their jobs differ, since tests look for processes by them.
+    """
     home = tmp_path_factory.mktemp("slurm")
     size = {"SLURM_HOME": str(home), "NODES": "2", "CPUS": "3", "MAX_ARRAY": "20", "GRACE": "15"}
-    up = subprocess.run([LOCAL / "up.sh"], env={**os.environ, **size}, capture_output=True, text=True)
+    size["FIRST_JOB"] = str(os.getpid() % 60_000 * 1000 + 1)
+    with open(LOCAL / "up.sh") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        up = subprocess.run([LOCAL / "up.sh"], env={**os.environ, **size}, capture_output=True, text=True)
     assert up.returncode == 0, up.stderr
     os.environ["SLURM_CONF"] = str(home / "slurm.conf")
     yield home
@@ -60,20 +72,48 @@ def start(parent: Path, *overrides: str, launcher="local", point="") -> subproce
 
 
 def launch(parent: Path, *overrides: str, launcher="local") -> tuple[int, str]:
-    """The exit code and output of a multirun that has ended."""
-    process = start(parent, *overrides, launcher=launcher)
-    text = output(process)
-    return process.returncode, text
+    """The exit code and output of a multirun that has ended.
+
+    Its command runs in this process, and its runs in processes of their own. So launcher and fork server import torch and
+    DeepSpeed once in a session, and not for each launch. `start` gives the command a process too.
+    """
+    return in_process("-m", f"hydra/launcher={launcher}", *TINY, f"run.root={parent}", *overrides)
+
+
+def in_process(*words: str) -> tuple[int, str]:
+    """The exit code and output of `python -m experiments.train WORDS...`, called in this process.
+
+    What the command and Hydra change of the process is put back: its arguments, environment and the root logger.
+    """
+    told, code, logger = io.StringIO(), 0, logging.getLogger()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(told), redirect_stderr(told):
+        patch.setattr(sys, "argv", [sys.argv[0]])
+        patch.setenv("HYDRA_FULL_ERROR", "1")
+        patch.setattr(logger, "handlers", [])
+        patch.setattr(logger, "level", logger.level)
+        try:
+            train_command([*words])
+        except SystemExit as end:
+            code = end.code or 0
+    return code, told.getvalue()
+
+
+SLURM = ["hydra.launcher.mem_gb=1", "hydra.launcher.signal_delay_s=5"]
+"""For jobs of tiny runs."""
+
+
+def launch_on_slurm(parent: Path, *overrides: str) -> tuple[int, str]:
+    """The exit code and output of a multirun on Slurm that has ended, or that has submitted its jobs if it is detached."""
+    return launch(parent, *SLURM, *overrides, launcher="slurm")
 
 
 @pytest.fixture(scope="session")
 def multirun(shared_root):
-    """multirun("slurm", "key=value", ...) -> a started multirun below `shared_root`, which is killed in the end."""
+    """multirun("key=value", ...) -> a started multirun on Slurm below `shared_root`, which is killed in the end."""
     started = []
 
-    def begin(launcher: str, *overrides: str) -> subprocess.Popen:
-        slurm = ["hydra.launcher.mem_gb=1", "hydra.launcher.signal_delay_s=5"] if launcher == "slurm" else []
-        started.append(start(shared_root, *slurm, *overrides, launcher=launcher))
+    def begin(*overrides: str) -> subprocess.Popen:
+        started.append(start(shared_root, *SLURM, *overrides, launcher="slurm"))
         return started[-1]
 
     yield begin

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 
@@ -18,10 +19,19 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
-    """A grid of two precisions and two seeds, one value of which makes two runs fail once they have started."""
+    """A grid of two precisions and two seeds, launched by the command in a process of its own."""
     root = tmp_path_factory.mktemp("swept")
     grid = ["seed=0,1", "rollout/precision=fp32,fp8_tensor", "run.sweep=grid"]
-    return root, grid, launch(root, *grid)
+    process = start(root, *grid)
+    told, _ = process.communicate(timeout=PATIENCE)
+    return root, grid, (process.returncode, told)
+
+
+def copied(swept, name: str) -> tuple[Sweep, list[str]]:
+    """A copy of that sweep, whose runs have ended, and the grid that launches it again."""
+    root, grid, _ = swept
+    shutil.copytree(root / "grid", root / name)
+    return Sweep(root / name), [*grid[:-1], f"run.sweep={name}"]
 
 
 def test_a_grid_runs_side_by_side_and_all_end(swept):
@@ -73,16 +83,17 @@ def test_a_value_that_a_loss_refuses_stops_the_grid_before_it_starts(swept):
 
 
 def test_a_damaged_status_file_is_its_runs_own_problem(swept):
+    """Of four runs that have ended, one has a damaged file: that one is told of, and ends well once the file is gone."""
     root, _, _ = swept
-    grid = ["seed=20,21", "run.sweep=damaged"]
-    assert launch(root, *grid)[0] == 0
-    first, second = run_folders(root / "damaged")
+    sweep, grid = copied(swept, "damaged")
+    first, *others = run_folders(sweep.path)
     (first.path / "status.json").write_text("[]")
     code, output = launch(root, *grid)
     assert code != 0 and "status.json: not what a run writes there; delete this file" in output
+    assert [folder.state for folder in others] == ["done"] * 3
     (first.path / "status.json").unlink()
     assert launch(root, *grid)[0] == 0
-    assert first.state == second.state == "done"
+    assert [folder.state for folder in run_folders(sweep.path)] == ["done"] * 4
 
 
 def test_a_killed_run_is_told_of_and_finished_by_the_next_launch(swept):
@@ -121,16 +132,15 @@ def test_a_run_of_another_process_is_waited_for_and_finished(swept):
 def test_an_end_that_nobody_told_of_is_read_from_the_folder(swept):
     """The launcher was killed between the end of its run and the line in the ledger."""
     root, _, _ = swept
-    grid = ["seed=10", "run.sweep=untold"]
-    assert launch(root, *grid)[0] == 0
-    sweep = Sweep(root / "untold")
+    sweep, grid = copied(swept, "untold")
     ledger = sweep.home / "ledger.jsonl"
     lines = ledger.read_text().splitlines(keepends=True)
     assert '"ended"' in lines[-1]
     ledger.write_text("".join(lines[:-1]))
+    assert [state.state for state in sweep.states().values()].count("running") == 1
     assert launch(root, *grid)[0] == 0
-    (state,) = sweep.states().values()
-    assert state.state == "done"
+    assert [state.state for state in sweep.states().values()] == ["done"] * 4
+    assert sum(event["event"] == "started" for event in sweep.events()) == 4  # none was started again
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -20,7 +20,7 @@ from sweeps.ledger import Sweep
 from tests.harness.conftest import TINY
 from tests.harness.train.test_ranks import assert_same
 from tests.harness.train.test_trainer import untimed
-from tests.sweeps.conftest import LOCAL, by_seed, held, output, rows, started, task_log
+from tests.sweeps.conftest import LOCAL, by_seed, held, launch, launch_on_slurm, output, rows, started, task_log
 from tests.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slurm]
@@ -43,10 +43,9 @@ def preempted_by(folder: RunFolder) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(multirun, shared_root):
+def undisturbed(shared_root):
     """Metrics by seed of runs that were left alone, on this machine without Slurm."""
-    process = multirun("local", "seed=range(5)", *LONG, "run.sweep=undisturbed")
-    assert "5/5 runs" in output(process)
+    assert "5/5 runs" in launch(shared_root, "seed=range(5)", *LONG, "run.sweep=undisturbed")[1]
     sweep = Sweep(shared_root / "undisturbed")
     return {seed: untimed(sweep.folder(run).metrics()) for seed, run in by_seed(sweep).items()}
 
@@ -56,7 +55,7 @@ def test_a_disturbed_grid_ends_as_an_undisturbed_one(slurm, multirun, shared_roo
     partition of higher priority, 3 is requeued with SIGTERM alone; the launcher is killed and started again."""
     grid = ["seed=range(4)", "evaluation.prompts=4,7", *LONG, "run.sweep=grid", "hydra.launcher.signal_delay_s=60"]
     sweep = Sweep(shared_root / "grid")
-    launcher = multirun("slurm", *grid)
+    launcher = multirun(*grid)
     until(lambda: len(sweep.states()) == 8)
     healthy = by_seed(sweep, prompts=4)
     folders = {seed: sweep.folder(run) for seed, run in healthy.items()}
@@ -81,11 +80,11 @@ def test_a_disturbed_grid_ends_as_an_undisturbed_one(slurm, multirun, shared_roo
     assert preempted_by(folders[3])[0] == "SIGTERM"
     assert sweep.states()[healthy[1]].state == "interrupted" and "killed by SIGKILL" in sweep.states()[healthy[1]].error
     launcher.kill()
+    launcher.wait()
     failing = by_seed(sweep, prompts=7)
 
-    again = multirun("slurm", *grid)
-    shown = output(again)
-    assert again.returncode == 1
+    code, shown = launch_on_slurm(shared_root, *grid)
+    assert code == 1
     assert "evaluation.prompts=7: only" in shown
     states = sweep.states()
     for seed, run in healthy.items():
@@ -104,7 +103,7 @@ def test_a_disturbed_grid_ends_as_an_undisturbed_one(slurm, multirun, shared_roo
 def test_a_lost_node(slurm, multirun, shared_root, undisturbed):
     """Everything on one node dies at once, without a word, and stays dead; Slurm notices, and the run goes on at the other."""
     sweep = Sweep(shared_root / "lost")
-    launcher = multirun("slurm", "seed=4", *LONG, "run.sweep=lost")
+    launcher = multirun("seed=4", *LONG, "run.sweep=lost")
     until(lambda: len(sweep.states()) == 1)
     (run,) = sweep.states()
     (lost,) = held(sweep, [run])
@@ -128,29 +127,29 @@ def descendants(parents: list[int]) -> list[int]:
     return children + (descendants(children) if children else [])
 
 
-def test_many_trivial_runs_in_few_jobs(slurm, multirun, shared_root):
-    """60 runs of one step, six at a time on two nodes: none lost, none run twice."""
+def test_many_trivial_runs_in_few_jobs(slurm, shared_root):
+    """24 runs of one step, six at a time on two nodes: none lost, none run twice."""
     sweep = Sweep(shared_root / "many")
-    process = multirun("slurm", "seed=range(60)", "steps=1", "run.sweep=many", "hydra.launcher.runs_per_job=15")
-    shown = output(process)
-    assert process.returncode == 0, shown
-    assert "60 to submit: 4 tasks of up to 15 runs" in shown
-    assert {state.state for state in sweep.states().values()} == {"done"} and len(sweep.states()) == 60
-    assert len([event for event in sweep.events() if event["event"] == "started"]) == 60
+    grid = ["seed=range(24)", "steps=1", "run.sweep=many", "hydra.launcher.runs_per_job=6"]
+    code, shown = launch_on_slurm(shared_root, *grid)
+    assert code == 0, shown
+    assert "24 to submit: 4 tasks of up to 6 runs" in shown
+    assert {state.state for state in sweep.states().values()} == {"done"} and len(sweep.states()) == 24
+    assert len([event for event in sweep.events() if event["event"] == "started"]) == 24
     code, shown = faultline("sweep", "status", sweep.path)
-    assert code == 0 and "60 done" in shown
+    assert code == 0 and "24 done" in shown
 
 
 def test_arrays_are_split_at_the_clusters_limit(slurm, multirun, shared_root):
     """45 tasks at a limit of 20 give three arrays, and a second launcher is kept out meanwhile; cancel ends them all."""
     sweep = Sweep(shared_root / "split")
     grid = ["seed=range(45)", "steps=200", "run.sweep=split", "hydra.launcher.parallel=2"]
-    process = multirun("slurm", *grid)
+    process = multirun(*grid)
     until(lambda: (sweep.home / "batches").exists() and len(list((sweep.home / "batches").iterdir())) == 3)
     until(lambda: len(jobs(sweep)) == 45)
     assert sum(job.state == "PENDING" for job in jobs(sweep)) >= 43
-    second = multirun("slurm", *grid)
-    assert "is working on this sweep" in output(second) and second.returncode == 2
+    code, shown = launch_on_slurm(shared_root, *grid)
+    assert "is working on this sweep" in shown and code == 2
     code, shown = faultline("sweep", "cancel", sweep.path)
     assert code == 0 and "runs cancelled in Slurm" in shown
     assert process.wait(PATIENCE) == 1
@@ -173,49 +172,47 @@ def test_what_is_submitted_while_the_sweep_is_cancelled_is_cancelled_too(slurm, 
 def test_detached_then_attached_and_the_code_of_the_sweep(slurm, multirun, shared_root):
     sweep = Sweep(shared_root / "detached")
     grid = ["seed=0,1", "steps=60", "run.sweep=detached"]
-    process = multirun("slurm", *grid, "hydra.launcher.detach=true", "+hydra.launcher.sbatch.hold=true")
-    assert "faultline sweep status" in output(process) and process.returncode == 0
+    code, told = launch_on_slurm(shared_root, *grid, "hydra.launcher.detach=true", "+hydra.launcher.sbatch.hold=true")
+    assert "faultline sweep status" in told and code == 0
     assert {state.state for state in sweep.states().values()} == {"submitted"}
-    left = multirun("slurm", *grid)
+    left = multirun(*grid)
     assert any("; running: none" in line for line in left.stdout)  # up to that line
     left.send_signal(signal.SIGINT)
     told = output(left)
     assert left.returncode == 130 and "The jobs go on" in told and "Traceback" not in told, told
-    attached = multirun("slurm", *grid)
+    attached = multirun(*grid)
     assert any("2 under way, none to start" in line for line in attached.stdout)
     sh("scontrol", "release", *sorted({job.id for job in jobs(sweep)}))
     output(attached)
     assert attached.returncode == 0
-    told = output(again := multirun("slurm", *grid, "hydra.launcher.detach=true"))
-    assert again.returncode == 0 and "2 done" in told and "submitted" not in told
+    code, told = launch_on_slurm(shared_root, *grid, "hydra.launcher.detach=true")
+    assert code == 0 and "2 done" in told and "submitted" not in told
     assert len([event for event in sweep.events() if event["event"] == "started"]) == 2
-    (code,) = (sweep.home / "code").iterdir()
+    (copy,) = (sweep.home / "code").iterdir()
     for run in sweep.states():
         (made,) = RunFolder(sweep.path / run).read("provenance.json")["processes"]
-        assert made["snapshot"] == code.name
-    code.rename(code.with_name("0" * 12))  # as if the files had been edited since
-    told = output(other := multirun("slurm", *grid))
-    assert other.returncode == 2 and "its runs have code 000000000000" in told and "hydra.launcher.code=sweep" in told
+        assert made["snapshot"] == copy.name
+    copy.rename(copy.with_name("0" * 12))  # as if the files had been edited since
+    code, told = launch_on_slurm(shared_root, *grid)
+    assert code == 2 and "its runs have code 000000000000" in told and "hydra.launcher.code=sweep" in told
 
 
-def test_what_is_wrong_is_told_before_anything_is_submitted(slurm, multirun, shared_root):
+def test_what_is_wrong_is_told_before_anything_is_submitted(slurm, shared_root):
     known = len(sh("squeue", "-h", "-t", "all").splitlines())
     for overrides, expected in [
         (["hydra.launcher.partition=nosuch"], "hydra.launcher.partition=nosuch: this Slurm has high, main"),
         (["hydra.launcher.ranks=3"], "cannot be shared evenly by 3 ranks"),
         (["nosuch=1"], "nosuch: unknown key"),
     ]:
-        process = multirun("slurm", "seed=0", "run.sweep=bad", *overrides)
-        told = output(process)
-        assert process.returncode != 0 and expected in told and "Traceback" not in told, told
+        code, told = launch_on_slurm(shared_root, "seed=0", "run.sweep=bad", *overrides)
+        assert code != 0 and expected in told and "Traceback" not in told, told
     assert not (shared_root / "bad").exists()
     assert len(sh("squeue", "-h", "-t", "all").splitlines()) == known
 
 
-def test_what_slurm_itself_refuses_is_told(slurm, multirun, shared_root):
-    process = multirun("slurm", "seed=0", "run.sweep=refused", "+hydra.launcher.sbatch.begin=nonsense")
-    told = output(process)
-    assert process.returncode == 2 and "Slurm refused the jobs" in told and "Traceback" not in told
+def test_what_slurm_itself_refuses_is_told(slurm, shared_root):
+    code, told = launch_on_slurm(shared_root, "seed=0", "run.sweep=refused", "+hydra.launcher.sbatch.begin=nonsense")
+    assert code == 2 and "Slurm refused the jobs" in told and "Traceback" not in told
     (state,) = Sweep(shared_root / "refused").states().values()
     assert state.state == "interrupted"
 
@@ -256,7 +253,7 @@ def test_ranks_of_a_run_stop_and_resume_together(slurm, multirun, shared_root, u
     """Two ranks under srun, put back into the queue with SIGTERM alone, then rank 1 is killed."""
     sweep = Sweep(shared_root / "ranks")
     grid = ["seed=0", *LONG, "run.sweep=ranks", "hydra.launcher.ranks=2"]
-    launcher = multirun("slurm", *grid)
+    launcher = multirun(*grid)
     until(lambda: sweep.states() and rows(sweep.folder(by_seed(sweep)[0])) > 8)
     run = by_seed(sweep)[0]
     folder = sweep.folder(run)
@@ -269,8 +266,7 @@ def test_ranks_of_a_run_stop_and_resume_together(slurm, multirun, shared_root, u
     os.kill(ranks["1"], signal.SIGKILL)
     told = output(launcher)
     assert launcher.returncode == 1 and "interrupted: rank 1 died" in told, told
-    output(again := multirun("slurm", *grid))
-    assert again.returncode == 0
+    assert launch_on_slurm(shared_root, *grid)[0] == 0
     kinds = [event["kind"] for event in folder.events()]
     assert (kinds.count("preempted"), kinds.count("resumed")) == (1, 2)
     assert_same(folder.metrics()[:2], undisturbed[0][:2])  # until the rounding of sums moves a number to another FP8 code
