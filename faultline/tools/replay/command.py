@@ -26,7 +26,7 @@ from faultline.tools.replay.junit import write_junit
 from faultline.tools.replay.persistence import persistence
 from faultline.tools.replay.presets import presets
 from faultline.tools.replay.sources import Dump
-from faultline.tools.replay.verdict import KNOWN, PresetEffect, Verdict, detailed, gated, judge, listed
+from faultline.tools.replay.verdict import KNOWN, PresetEffect, Verdict, compared, detailed, gated, judge, listed
 from harness.errors import UserError, printable
 
 
@@ -58,7 +58,7 @@ def replay_command(
     baseline: a dump of the same model without a fault, whose K3 counts instead of the precision's.
     deploy: the policy that is deployed, trainer or sampler; both if None. gates: bounds of metrics, as k3<2e-3. junit: path of a
     JUnit file with the diagnosis and the gates as test cases.
-    out: folder of the files; by default `replay` in the dump's folder, `<file>-replay` beside a file, `replay-example`.
+    out: folder of the files; by default `replay` in the dump's folder, `<file>-replay` beside a file, `replay-example-NAME`.
     Raises UserError unless exactly one of dump and example_name is given, on an unknown precision and on a wrong gate.
     """
     if (dump is None) == (example_name is None):
@@ -84,11 +84,11 @@ def replay_command(
     if diagnosis.kind == "consistent" and (note := evidence.note(diagnosis)):
         limits.append(note)
     more: dict[str, Any] = {"deployed": answered, "persistence": lasting.value, "persistence_note": lasting.why}
-    more["limitations"] = [*limits, *verdict.limitations]
+    more |= {"limitations": [*limits, *verdict.limitations], "compared": compared(diagnosis, evidence.facts)}
     verdict = verdict.model_copy(update=more)
-    compared = {name: verdict.presets} | _references(specs, verdict, {name})
+    shown = {name: verdict.presets} | _references(specs, verdict, {name})
     out = out or _folder(path, example_name)
-    verdict = page.write(out, verdict, compared, replayed, control, advice.bounds, by_place(tokens.pairs))
+    verdict = page.write(out, verdict, shown, replayed, control, advice.bounds, by_place(tokens.pairs))
     if junit is not None:
         write_junit(junit, verdict)
     if as_json:
@@ -114,7 +114,7 @@ def _references(specs: dict[str, Correction], verdict: Verdict, without: set[str
 
 def _folder(path: Path, example_name: str | None) -> Path:
     if example_name:  # never into the installed package
-        return Path("replay-example")
+        return Path(f"replay-example-{example_name}")
     return path / "replay" if path.is_dir() else path.with_name(f"{path.stem}-replay")
 
 

@@ -17,8 +17,9 @@ class Scale(NamedTuple):
 SCALES = (
     Scale(8e-6, 1.5e-5, "FP16 trainer and rollout, 1.5B", "arXiv 2510.26788"),
     Scale(6.4e-4, 1.5e-3, "BF16: 8B dense; 30B mixture of experts, which collapsed", "arXiv 2510.11370"),
-    Scale(1.0e-3, 1.0, "BF16, 14B, crashed: to 1e-2 on L20 GPUs, above on A100", "Liu et al. 2025"),
+    Scale(1.0e-3, 1.0e-2, "BF16, 14B on L20 GPUs, crashed", "Liu et al. 2025"),
     Scale(1.0e-2, 3.1e-2, "FP8, first 32 steps, in K1, which estimates KL too", "verl pull request 7519"),
+    Scale(1.0e-2, 1.0, "BF16, 14B on A100, crashed", "Liu et al. 2025"),
 )
 """Published scales of K3, ascending. Liu et al. 2025 is "When Speed Kills Stability". K1 and K3 both estimate KL(μ‖π)."""
 

@@ -9,13 +9,13 @@ from faultline.tools.replay.deployed import CONSTANT
 from faultline.tools.replay.evidence import NOTES
 from faultline.tools.replay.gate import GateResult
 from faultline.tools.replay.scales import SCALES
-from faultline.tools.replay.verdict import STARVED, UNGROUPED, DiagnosisSummary, Mismatch, PresetEffect, Verdict
+from faultline.tools.replay.verdict import STARVED, UNGROUPED, Compared, DiagnosisSummary, Mismatch, PresetEffect, Verdict
 from harness.errors import printable
 
 WIDTH = 100
 PASTED = 104
 """Maximum width of a line of settings, in characters. It holds two settings of verl or of SkyRL."""
-LEAST, MOST = 5, 3
+LEAST, MOST = 5, 4
 """Numbers of presets that the terminal shows: those with the least ESS, and those with the most, such as no correction."""
 CHECK = 17
 """Column of the terminal, in characters, at which the advice on what to check begins."""
@@ -43,7 +43,7 @@ def lines(verdict: Verdict) -> list[str]:
     d, m = verdict.dump, verdict.mismatch
     bad = f"; {d.bad_rows:,} bad rows left out" if d.bad_rows else ""
     responses = f"{d.responses:,} response{'s' * (d.responses != 1)}"
-    size = f"{d.name[:48]}: {responses}, {d.tokens:,} tokens, {d.batches:,} batch{'es' * (d.batches > 1)}{bad}"
+    size = f"{d.name[:60]}: {responses}, {d.tokens:,} tokens, {d.batches:,} batch{'es' * (d.batches > 1)}{bad}"
     sizes = f"Mismatch before correction: token ESS {_ess(m.ess_token)}, sequence ESS {_ess(m.ess_sequence)}. K3"
     first = diagnosis_lines(verdict.diagnosis)
     if not verdict.diagnosis.consistent:
@@ -64,7 +64,7 @@ def lines(verdict: Verdict) -> list[str]:
         *(f"  {line}" for line in [*because, *starved(verdict)]),
         *gate_lines(verdict),
         f"{sizes}, nats per token:",
-        *_scales(m),
+        *_scales(m, verdict.compared),
         *persistence_lines(verdict),
         "Presets on this dump: tokens kept, ESS after",
         *_columns(ends(verdict.presets)),
@@ -194,12 +194,14 @@ def pasted(by_framework: dict[str, list[str]]) -> list[str]:
     return out
 
 
-def _scales(m: Mismatch) -> list[str]:
-    """Format the NEAREST published scales of K3, with that of the dump among them."""
+def _scales(m: Mismatch, compared: Compared | None) -> list[str]:
+    """Format the NEAREST published scales of K3, with that of the dump and the most that rounding explains among them."""
     nearest = sorted(SCALES, key=lambda scale: abs(log(scale.low * scale.high) / 2 - log(max(m.k3, 1e-300))))[:NEAREST]
     rows = [(scale.low, f"    {scale.low:.1e} to {scale.high:.1e}  {scale.what} ({scale.source})") for scale in nearest]
     interval = "" if m.k3_interval is None else ", 95 % interval {:.1e} to {:.1e}".format(*m.k3_interval)
     rows.append((m.k3, f">>> {m.k3:.1e}             this dump{interval}"))
+    if compared is not None:
+        rows.append((compared.most, f"    {compared.most:.1e}             {compared.what}: above it the dump is UNKNOWN"))
     return [line for _, line in sorted(rows, key=lambda row: row[0])]
 
 

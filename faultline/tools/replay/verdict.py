@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field
 
+from algos.diagnostics import rounding
 from algos.diagnostics.identity import BIN_EDGES, by_log_probability, by_place, by_turn, by_version
 from algos.diagnostics.saturation import saturation
 from algos.faults import diagnose
@@ -20,6 +21,7 @@ from faultline.tools.replay.gate import Gate, GateResult
 from faultline.tools.replay.scales import LARGE, NEGLIGIBLE, SCALES
 from faultline.tools.replay.settings import settings
 from faultline.tools.replay.sources import FILL
+from harness.diagnosis import RunFacts
 
 KNOWN = {
     "verl/decoupled_geo_rs": "verl geo_rs, 0.999 to 1.001",
@@ -77,6 +79,13 @@ class Mismatch(_Part):
     ess_sequence: float | None = Field(description="ESS of the sequence weights, a share")
     largest_log_ratio: float = Field(description="largest |log ρ| of a token, nats")
     pareto_k: float | None = Field(description="Pareto k of the sequence weights")
+
+
+class Compared(_Part):
+    """What K3 was compared with: a larger one is of kind unknown."""
+
+    most: float = Field(description="largest K3 that it explains, nats per token")
+    what: str = Field(description="the format or the baseline, and how many times its K3")
 
 
 class MeanRatio(_Part):
@@ -169,6 +178,7 @@ class Verdict(_Part):
     dump: DumpSize = Field(description="what was read")
     diagnosis: DiagnosisSummary = Field(description="whether the log-probabilities are what they should be")
     mismatch: Mismatch = Field(description="how far rollout engine and trainer are apart")
+    compared: Compared | None = Field(default=None, description="what K3 was compared with; null if a limitation says why not")
     by_size: BySize = Field(
         description="what the size alone asks for, by uncalibrated cut-offs; `deployed` has the tested answer"
     )
@@ -270,6 +280,16 @@ def diagnosed(found: diagnose.Diagnosis) -> DiagnosisSummary:
         strength=found.strength,
         statistics={name: _or_none(value) for name, value in found.statistics.items()},
     )
+
+
+def compared(found: diagnose.Diagnosis, facts: RunFacts) -> Compared | None:
+    """What K3 was compared with; None if with nothing, or if a part of the tokens is known to be of older weights."""
+    if (facts.precision is None and facts.baseline is None) or found.statistics["size/fresh"] < 1:
+        return None
+    times, whose = rounding.EXCESS, f"the K3 of SmolLM2-135M in {facts.precision}"
+    if facts.baseline is not None:
+        times, whose = rounding.EXCESS_OF_BASELINE, "that of the baseline"
+    return Compared(most=found.statistics["size/k3_most"], what=f"{times:.0f} times {whose}")
 
 
 def detailed(verdict: Verdict, tokens: DiagnosedTokens) -> Verdict:
