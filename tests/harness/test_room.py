@@ -12,6 +12,10 @@ from harness import room
 from harness.room import TooLarge, bounded
 
 
+TOO_MUCH = 4 << 30
+"""Bytes, more than what tests before these leave free in the heap: memory that the process has already is no new memory."""
+
+
 @pytest.fixture
 def little(monkeypatch):
     """Room for 64 MiB."""
@@ -25,7 +29,7 @@ def test_more_than_there_is_room_for_is_refused_before_it_is_used(little, take):
         pytest.raises(TooLarge, match=r"^dump: takes more than the 0\.1 GiB that may be used here; give a smaller part"),
         bounded("dump"),
     ):
-        take(400 << 20)
+        take(TOO_MUCH)
     assert psutil.Process().memory_info().rss - before < 64 << 20
     with bounded("dump"):
         take(16 << 20)
@@ -36,7 +40,7 @@ def test_the_limit_ends_with_the_outermost_body(little):
     with bounded("outer"):
         within = resource.getrlimit(resource.RLIMIT_DATA)
         with pytest.raises(TooLarge, match=r"^inner"), bounded("inner"):
-            bytearray(400 << 20)
+            bytearray(TOO_MUCH)
         assert resource.getrlimit(resource.RLIMIT_DATA) == within != before
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
