@@ -12,6 +12,7 @@ from torch import Tensor
 from experiments.sources import ADAPTED, ADDED, ROOT, SWEEP, names, seeds
 from harness.boundary import command
 from harness.config import parse_recorded
+from harness.errors import UserError
 from harness.run.folder import RunFolder
 from harness.run.restore import find, parts_at
 
@@ -27,8 +28,11 @@ def frozen(folder: RunFolder, step: int | None = None) -> Tensor:
 def drifts(source: str = "lora_in_place") -> pd.DataFrame:
     """Table with a row per run of `source` and checkpoint: ‖W − W₀‖/‖W₀‖ of the frozen weights.
 
-    W₀ are those of the run with adapters apart, on the same model and seed, which begins with the same weights.
+    W₀ are those of the run with adapters apart, on the same model and seed, which begins with the same weights. Raises UserError
+    without the folder of the runs.
     """
+    if not (ROOT / SWEEP).is_dir():
+        raise UserError(f"{ROOT / SWEEP}: no such folder; it is made by the runs of: python -m experiments.sources list 5")
     known, runs = names(seeds()), {}
     for path in (ROOT / SWEEP).iterdir():
         folder = RunFolder(path)

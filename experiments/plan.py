@@ -7,6 +7,7 @@ computes the endpoint, such as a run's final held-out reward, because a plan rea
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,6 +143,14 @@ def record(folder: Path, runs: pd.DataFrame) -> None:
     """Write a study's runs to `folder`/endpoints.csv with exact floating-point values, so that equal rewards stay equal."""
     folder.mkdir(parents=True, exist_ok=True)
     runs.to_csv(folder / "endpoints.csv", index=False)
+
+
+def listed(commands: list[str], folder: Path) -> None:
+    """Print the commands of runs that `folder`/endpoints.csv lacks, a line each. Says on the standard error if it lacks none."""
+    print("".join(f"{line}\n" for line in commands), end="")
+    if not commands:
+        done = folder / "endpoints.csv"
+        print(f"nothing to run: {done} has every run of this list; move it away to list them again", file=sys.stderr)
 
 
 def publish(folder: Path, *tables: pd.DataFrame) -> None:

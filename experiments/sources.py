@@ -22,7 +22,7 @@ import pandas as pd
 from analysis.load import load
 from analysis.results import Results
 from analysis.statistics.tests import difference_p, holm_of_planned
-from experiments.plan import Comparisons, StudyPlan, publish, record, recorded
+from experiments.plan import Comparisons, StudyPlan, listed, publish, record, recorded
 from experiments.regimes import starts, train_command
 from experiments.sources_figure import draw
 from experiments.verdict_study import EARLY, POLICIES, RUN, added, endpoints
@@ -259,8 +259,8 @@ def _print() -> None:
     later = recorded(ADDED, "python -m experiments.sources record later")
     table, compared = mapped(runs), COSTS.compared(runs.assign(arm=runs.source))
     more = mapped(later), LATER_COSTS.compared(later.assign(arm=later.source))
-    publish(FOLDER, *(part.round(4) for part in (table, compared, answers(runs))))
-    publish(ADDED, *(part.round(4) for part in more))
+    publish(FOLDER, table, compared, answers(runs))
+    publish(ADDED, *more)
     own = runs[(runs.source == "exact") & (runs.policy == "trainer")]
     print(draw(table, compared, own.end.mean() - own.start.mean(), Path("docs/sources.png")))
 
@@ -270,9 +270,9 @@ def main(words: list[str]) -> None:
         case ["starts", *given] if given and all(seed.isdecimal() for seed in given):
             print(starts([int(seed) for seed in given], BEDS, STARTS_FILE).to_string(index=False))
         case ["list", number] if number.isdigit():
-            known = _endpoints(ADDED if int(number) in AFTER else FOLDER)
+            known = _endpoints(folder := ADDED if int(number) in AFTER else FOLDER)
             done = set(zip(known.bed, known.source, known.seed, strict=True))
-            print("".join(f"{line}\n" for line in commands(int(number), seeds(), done)), end="")
+            listed(commands(int(number), seeds(), done), folder)
         case ["record"]:
             _record(FOLDER)
         case ["record", "later"]:

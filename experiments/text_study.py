@@ -22,7 +22,7 @@ from analysis.load import load
 from analysis.results import Results
 from analysis.statistics.tests import difference_p, non_inferior_p
 from experiments import sums, verdict_study
-from experiments.plan import Comparisons, StudyPlan, publish, record, recorded
+from experiments.plan import Comparisons, StudyPlan, listed, publish, record, recorded
 from harness.boundary import command
 from harness.errors import UserError
 from harness.run.folder import FINISHED, RunFolder
@@ -304,14 +304,14 @@ def _score() -> None:
     tables = [by_arm(runs), PLAN.compared(judged(runs)).drop(columns=["holds", "pairs"])]
     if (file := FOLDER / "predictions.csv").is_file():
         tables.append(scored(pd.read_csv(file), runs))
-    publish(FOLDER, *(table.round(4) for table in tables))
+    publish(FOLDER, *tables)
 
 
 def main(words: list[str]) -> None:
     match words:
         case ["list", number] if number.isdigit():
             known = _endpoints()
-            print("".join(f"{line}\n" for line in commands(int(number), set(zip(known.arm, known.seed, strict=True)))), end="")
+            listed(commands(int(number), set(zip(known.arm, known.seed, strict=True))), FOLDER)
         case ["record"]:
             _record(load(ROOT / SWEEP))
         case ["predict"]:

@@ -31,7 +31,7 @@ from analysis.results import Results
 from analysis.statistics.dose import LAST
 from analysis.statistics.rules import Cutoffs, Rule, Seen, constant, regret
 from analysis.statistics.tests import difference_p, equivalent_p, holm_of_planned
-from experiments.plan import Comparisons, StudyPlan, publish, record, recorded
+from experiments.plan import Comparisons, StudyPlan, listed, publish, record, recorded
 from experiments.regimes import STUDIED as SEEDS
 from experiments.regimes import Regime, Split, admitted, bed_of, regimes, source_of, train_command
 from harness.boundary import command
@@ -517,7 +517,7 @@ def main(words: list[str]) -> None:
         case ["list", number] if number.isdigit():
             verdicts = _verdicts()
             lines = commands(int(number), parts, beds, verdicts if len(verdicts) else None, done(_endpoints()))
-            print("".join(f"{line}\n" for line in lines), end="")
+            listed(lines, FOLDER)
         case ["verdicts"]:
             ask(load(ROOT / SWEEP), _verdicts()).to_csv(FOLDER / "verdicts.csv", index=False)
         case ["record"]:

@@ -97,6 +97,8 @@ def refusal(error: Exception) -> str:
             own = f"+{filtered[0]}={{level: token, upper: 2}}"
             return f"{filtered[0]}: the chosen correction has no such filter; add one by all of its keys, as '{own}'"
         near = get_close_matches(unknown[1], _keys(composer()(())), 1, 0.8)
+        if not near and re.match(r"task\.params\.\w+", unknown[1]):
+            return f"{unknown[1]}: not in the config so far; write +{unknown[1]}"
         meant = f"the nearest is {near[0]}; " if near else ""
         return f"{unknown[1]}: unknown key; {meant}faultline train --help lists them all"
     return " ".join(str(error).split())

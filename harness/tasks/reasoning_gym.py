@@ -13,6 +13,10 @@ from harness.config import ReasoningGymConfig
 from harness.errors import UserError, first_line
 from harness.tasks.text import Text
 
+UNUSABLE = {"composite"}
+"""Data sets whose config holds objects of other data sets, which no key gives."""
+OURS = {"seed": "task.seed", "size": "task.train and task.held_out"}
+"""Key of every data set's config -> the keys that set it here."""
 ATTEMPTS = 20
 """Maximum number of items generated per requested prompt. It is above 1 because data sets repeat items."""
 
@@ -51,10 +55,15 @@ def different_items(config: ReasoningGymConfig) -> list[dict[str, Any]]:
 def _dataset(config: ReasoningGymConfig, size: int) -> Any:
     import reasoning_gym  # takes a second, and is an extra
 
-    name, known = config.dataset, reasoning_gym.factory.DATASETS
+    name, known = config.dataset, sorted(reasoning_gym.factory.DATASETS.keys() - UNUSABLE)
     if name not in known:
-        close = difflib.get_close_matches(name, known, 3) or sorted(known)
-        raise UserError(f"task.dataset={name}: no data set of reasoning-gym; use {', '.join(close)}")
+        close = difflib.get_close_matches(name, known, 3)
+        listing = 'python -c "import reasoning_gym as r; print(*r.factory.DATASETS)"'
+        use = ", ".join(close) if close else f"one of these {len(known)}: {listing}"
+        whose = "its config holds other data sets" if name in UNUSABLE else "no data set of reasoning-gym"
+        raise UserError(f"task.dataset={name}: {whose}; use {use}")
+    for key in config.params.keys() & OURS.keys():
+        raise UserError(f"task.params.{key}: leave it out, and give {OURS[key]}")
     try:
         return reasoning_gym.create_dataset(name, seed=config.seed, size=size, **config.params)
     except (TypeError, ValueError, AssertionError) as error:

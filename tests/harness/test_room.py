@@ -11,7 +11,6 @@ import torch
 from harness import room
 from harness.room import TooLarge, bounded
 
-
 TOO_MUCH = 4 << 30
 """Bytes, more than what tests before these leave free in the heap: memory that the process has already is no new memory."""
 

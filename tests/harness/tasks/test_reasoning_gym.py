@@ -59,6 +59,10 @@ def test_keys_of_the_data_set_are_obeyed():
     ("overrides", "message"),
     [
         (["task.dataset=basic_arithmetics"], r"task\.dataset=basic_arithmetics: no data set .*; use basic_arithmetic"),
+        (["task.dataset=nosuchset"], r"nosuchset: no data set of reasoning-gym; use one of these \d+: python -c "),
+        (["task.dataset=composite"], r"task\.dataset=composite: its config holds other data sets; use "),
+        (["+task.params.seed=3"], r"task\.params\.seed: leave it out, and give task\.seed"),
+        (["+task.params.size=3"], r"task\.params\.size: leave it out, and give task\.train and task\.held_out"),
         (["+task.params.terms=3"], r"task\.params: basic_arithmetic refuses \{'terms': 3\} \(.*unexpected keyword"),
         (["+task.params.min_terms=0"], r"task\.params: basic_arithmetic refuses \{'min_terms': 0\}"),
         ([*FEW, "task.train=300"], r"304 different prompts are more than the \d+ found in 6080"),
@@ -67,3 +71,8 @@ def test_keys_of_the_data_set_are_obeyed():
 def test_what_cannot_be_is_refused(overrides, message):
     with pytest.raises(UserError, match=message):
         different_items(section(*overrides))
+
+
+def test_a_key_of_the_data_set_without_a_plus_is_told_how_to_write_it():
+    with pytest.raises(UserError, match=r"^task\.params\.max_terms: not in the config so far; write \+task\.params\.max_terms"):
+        section("task.params.max_terms=2")

@@ -20,15 +20,17 @@ from faultline.tools.replay import terminal
 from faultline.tools.replay.advice import Advisor, Target
 from faultline.tools.replay.collect import collect
 from faultline.tools.replay.deployed import answers
+from faultline.tools.replay.evidence import Evidence
 from faultline.tools.replay.example import EXAMPLES, FOLDER, SOUND, example
 from faultline.tools.replay.persistence import Lasting
 from faultline.tools.replay.presets import presets
 from faultline.tools.replay.scales import LARGE, NEGLIGIBLE, SCALES
 from faultline.tools.replay.settings import settings
 from faultline.tools.replay.sources import Dump
-from faultline.tools.replay.verdict import KNOWN, USUAL, Verdict, judge
+from faultline.tools.replay.verdict import KNOWN, USUAL, Verdict, compared, judge
 from harness.compose import compose
 from harness.config import parse
+from harness.diagnosis import RunFacts
 from harness.dumps import files
 from tests.faultline.tools.replay.cases import CONSISTENT, random_columns
 
@@ -137,10 +139,10 @@ def test_the_published_scales_ascend_and_name_the_runs_that_collapsed():
     """docs/k3.md: of arXiv 2510.11370 the mixture at 1.5e-3, of Liu et al. 14B on L20 (1e-3 to 1e-2) and on A100 (1e-2 to 1)."""
     assert [scale.low for scale in SCALES] == sorted(scale.low for scale in SCALES)
     assert SCALES[0].high < NEGLIGIBLE < SCALES[1].low
-    by = {scale.source: scale for scale in SCALES}
-    mixture, dense = by["arXiv 2510.11370"], by["Liu et al. 2025"]
+    (mixture,) = [scale for scale in SCALES if scale.source == "arXiv 2510.11370"]
+    dense = {scale.what: (scale.low, scale.high) for scale in SCALES if scale.source == "Liu et al. 2025"}
     assert mixture.high == 1.5e-3 < LARGE and "30B mixture of experts, which collapsed" in mixture.what
-    assert (dense.low, dense.high) == (1e-3, 1.0) and "crashed: to 1e-2 on L20 GPUs, above on A100" in dense.what
+    assert dense == {"BF16, 14B on L20 GPUs, crashed": (1e-3, 1e-2), "BF16, 14B on A100, crashed": (1e-2, 1.0)}
 
 
 @pytest.mark.slow
@@ -205,6 +207,38 @@ def test_a_doubtful_bound_is_told_of(tmp_path):
     verdict = judge("it", replayed, None, advisor.propose(), target, CONSISTENT)
     same = next(b for b in verdict.bounds if b.family == f"truncate-{verdict.proposal.level}")
     assert verdict.proposal.verdict == same.verdict and same.verdict.startswith("not to be trusted: Pareto k = 1.")
+
+
+@pytest.mark.parametrize(
+    ("precision", "baseline", "most", "what"),
+    [
+        ("bf16", None, 4 * 1.3e-3, "4 times the K3 of SmolLM2-135M in bf16"),
+        ("bf16", 2e-3, 3 * 2e-3, "3 times that of the baseline"),
+        (None, 2e-3, 3 * 2e-3, "3 times that of the baseline"),
+    ],
+)
+def test_what_k3_was_compared_with_stands_among_the_published(tmp_path, precision, baseline, most, what):
+    """4 and 3 times, and the 1.3e-3 of BF16: `rounding`. The line stands by its value, here above the K3 of the dump."""
+    path = dump(tmp_path / "d.parquet", np.random.default_rng(0).normal(0, 0.03, (400, 3)))
+    facts = RunFacts(precision, baseline=baseline)
+    evidence = Evidence(facts)
+    for batch in Dump(path).batches():
+        evidence.add(batch)
+    found = compared(evidence.diagnosis()[0], facts)
+    assert found.most == pytest.approx(most) and found.what == what
+    shown = terminal.lines(verdict_of(path).model_copy(update={"compared": found}))
+    own = next(i for i, line in enumerate(shown) if line.startswith(">>>"))
+    told = f"    {most:.1e}             {what}: above it the dump is UNKNOWN"
+    assert own < shown.index(told)
+
+
+def test_a_k3_that_nothing_was_compared_with_has_no_such_line(tmp_path):
+    path = dump(tmp_path / "d.parquet", np.random.default_rng(0).normal(0, 0.03, (400, 3)))
+    evidence = Evidence(RunFacts())
+    for batch in Dump(path).batches():
+        evidence.add(batch)
+    assert compared(evidence.diagnosis()[0], RunFacts()) is None
+    assert not any("UNKNOWN" in line for line in terminal.lines(verdict_of(path)))
 
 
 def test_responses_of_unknown_prompts_are_told_of(tmp_path):
@@ -295,22 +329,22 @@ def test_pasted_settings_fill_lines_of_104_characters():
 
 
 @pytest.mark.slow
-def test_the_terminal_shows_the_verdict_in_24_lines(tmp_path, capsys, monkeypatch):
+def test_the_terminal_shows_the_verdict_in_26_lines(tmp_path, capsys, monkeypatch):
     """The page's line is the last. Nothing is wider than 104 characters but the path."""
     monkeypatch.chdir(tmp_path)
     main(["replay", "--example"])
     shown = capsys.readouterr().out.splitlines()
-    assert len(shown) <= 24 and max(map(len, shown[:-1])) <= terminal.PASTED
+    assert len(shown) <= 26 and max(map(len, shown[:-1])) <= terminal.PASTED
     assert shown[0].startswith("LOG-PROBABILITIES  consistent: mean ratio 1.0005 ± 0.0024 ")
     assert shown[1].startswith("SmolLM2-135M from a 4-bit file, FP8 rollout: ")
     assert shown[2] == f"VERDICT  {terminal.FIXED}"
     assert shown[3] == "TRAINER'S WEIGHTS SERVED  truncate token weights at 2 (set below)"
     assert shown[5] == "ENGINE'S WEIGHTS SERVED  no correction" and shown[6].startswith("  In 26 held-out toys it lost 2%")
-    assert shown[-1] == f"Page: {tmp_path}/replay-example/replay.html"
-    page = (tmp_path / "replay-example" / "replay.html").read_text()
+    assert shown[-1] == f"Page: {tmp_path}/replay-example-fp8/replay.html"
+    page = (tmp_path / "replay-example-fp8" / "replay.html").read_text()
     assert page.index(terminal.FIXED) < page.index("S WEIGHTS SERVED  truncate") < page.index("S WEIGHTS SERVED  no")
     assert page.index("What each preset leaves") < page.index("<svg") < page.index("algorithm.rollout_correction.rollout_is")
-    assert (tmp_path / "replay-example" / "replay.png").stat().st_size < 200_000
+    assert (tmp_path / "replay-example-fp8" / "replay.png").stat().st_size < 200_000
 
 
 @pytest.mark.usefixtures("no_page")
@@ -351,7 +385,7 @@ def test_no_words_of_the_verdict_require_anything(tmp_path, monkeypatch, capsys,
     monkeypatch.chdir(tmp_path)
     with suppress(SystemExit):  # the faulty one
         main(["replay", "--example", name, "--all"])
-    page = (tmp_path / "replay-example" / "replay.html").read_text()
+    page = (tmp_path / f"replay-example-{name}" / "replay.html").read_text()
     assert "required" not in capsys.readouterr().out.lower() + re.sub(r"<style.*?</style>", "", page, flags=re.S).lower()
 
 
