@@ -115,7 +115,13 @@ def test_its_one_picture_has_the_finding_as_its_title():
 
 @pytest.mark.slow
 def test_the_finding_is_what_replay_prints(verdict):
-    """Four filters keep at most a fifth of the FP8 batch, and a token weight cut at 2 keeps all of it."""
+    """Four filters keep at most a fifth of the FP8 batch. TRL's default mask and the token weight cut at 2 leave the shares said.
+    The picture has the BF16 batch too, of which verl's filter at 0.999 to 1.001 keeps the share said."""
     few = sorted(int(share) for line in verdict for share in re.findall(r"\s(\d+)%  0\.", line) if int(share) < 25)
     assert len(few) == 4 and f"drop {100 - few[-1]} to {100 - few[0]} % of this FP8 batch" in README
-    assert any(re.search(r"token TIS, 2\s+100%", line) for line in verdict) and "a token weight cut at 2 drops nothing" in README
+    ess = {name: float(left) for line in verdict for name, left in re.findall(r"  (\S.{29}) +[\d.]+% +([\d.]+)", line)}
+    ess = {name.strip(): left for name, left in ess.items()}
+    assert f"TRL's default mask leaves {ess['TRL sequence_mask, 3, default']:.0%}".replace("%", " %") in README
+    assert f"Token weights truncated at 2 leave {ess['verl, SkyRL token TIS, 2']:.0%}".replace("%", " %") in README
+    (kept,) = (re.search(r"verl geo_rs\S* .*?(\d+)%", line)[1] for line in replayed("bf16") if "  verl geo_rs" in line)
+    assert f"in BF16 (blue) verl's `geo_rs` drops {100 - int(kept)} %" in README

@@ -38,6 +38,8 @@ KNOWN = {
 USUAL = 2.0
 """Bound C that is proposed if the data need no smaller one: the default of verl, SkyRL's token weight and Yao et al. 2025."""
 MEND_FIRST = "A correction would hide what is wrong here. Mend it, dump again, and replay."
+COMPARE_FIRST = "Neither a bug nor sound: a larger model may exceed SmolLM2-135M's rounding without a fault."
+"""Reason of a verdict where K3 alone is unexplained, and was compared with a format and not with the same model."""
 FEW = 1000
 """Number of samples (prompts or responses) below which the verdict calls the intervals wide. The value is our choice."""
 STARVED = 0.1
@@ -229,7 +231,8 @@ def judge(
     proposal = propose(replayed, advice.bounds, target)
     by_size, reason = _by_size(mismatch, proposal, target)
     if not diagnosis.consistent:
-        by_size, reason, proposal = "not asked", MEND_FIRST, None
+        size = found.question == "b" and found.statistics["size/k3_most"] < found.statistics["size/k3_most_of_model"]
+        by_size, reason, proposal = "not asked", COMPARE_FIRST if diagnosis.fault is None and size else MEND_FIRST, None
     elif not diagnosis.tells:
         by_size, reason, proposal = "undecided", "Dump at least four prompts, better a thousand responses.", None
     elif replayed.fills:

@@ -53,7 +53,7 @@ def test_a_constant_that_won_is_proposed_for_each_policy_and_said_to_be_one():
     """None loses 0.30 of the gain and the constant 0.05. Where the constant is none, token truncation stands beside it."""
     trainer, sampler = answers(verdict(), ONE_STEP, frozen("best constant"), ["trainer", "sampler"])
     assert (trainer.arm, sampler.arm, sampler.settings) == ("mask", "none", {})
-    assert trainer.measured == "In 26 held-out toys it lost 5% of RL's gain to the best, 20% at worst; no correction 30%, 90%."
+    assert trainer.measured == "In 26 new toy regimes it lost 5% of RL's gain to the best, 20% at worst; no correction 30%, 90%."
     always = frozen("best constant", "none")
     always["trainer"]["scores"] = SCORES | {"best constant": SCORES["always none"]}
     (found,) = answers(verdict(), ONE_STEP, always, ["trainer"])
@@ -62,7 +62,7 @@ def test_a_constant_that_won_is_proposed_for_each_policy_and_said_to_be_one():
     shown = terminal.lines(verdict().model_copy(update={"deployed": [trainer, sampler]}))
     at = shown.index(f"VERDICT  {terminal.FIXED}")
     assert shown[at + 1] == "TRAINER'S WEIGHTS SERVED  mask sequences above 2 (set below)"
-    assert shown[at + 2].startswith("  In 26 held-out toys it lost 5%")
+    assert shown[at + 2].startswith("  In 26 new toy regimes it lost 5%")
     assert any(line.startswith("ENGINE'S WEIGHTS SERVED  no correction") for line in shown)
     assert not any("By its size alone" in line or "untested" in line for line in shown)  # the size opposes no rule
     assert any(line.startswith("TRL") and "sequence_mask" in line for line in shown) and max(map(len, shown)) <= terminal.PASTED

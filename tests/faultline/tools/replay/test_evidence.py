@@ -23,7 +23,7 @@ from faultline.tools.replay.evidence import Evidence, known
 from faultline.tools.replay.example import SOUND, example
 from faultline.tools.replay.presets import presets
 from faultline.tools.replay.sources import Dump
-from faultline.tools.replay.verdict import detailed, judge
+from faultline.tools.replay.verdict import COMPARE_FIRST, MEND_FIRST, detailed, judge
 from harness.diagnosis import RunFacts
 from harness.dumps import files
 from harness.errors import UserError
@@ -157,6 +157,19 @@ def test_the_json_says_it(swapped, capsys):
     assert left.value.code == FAULT
     assert found["diagnosis"]["fault"] == "swapped" and found["proposal"] is None and found["by_size"] == "not asked"
     assert found["diagnosis"]["check"]["verl"] == "rollout_log_probs against old_log_probs in the dump"
+
+
+@pytest.mark.usefixtures("no_page")
+@pytest.mark.parametrize(
+    ("words", "kind", "reason"),
+    [(["--precision", "fp16"], "unknown", COMPARE_FIRST), (["--baseline", str(example("bf16"))], "fault", MEND_FIRST)],
+)
+def test_a_size_above_that_of_smollm2_alone_is_no_fault_to_mend(words, kind, reason, capsys):
+    """The FP8 example against FP16, whose bound is 9.2e-5, or against a dump of its own model, whose bound is 3 · 1.3e-3."""
+    with pytest.raises(SystemExit) as left:
+        main(["replay", str(example("fp8")), "--corrections", "icepop", "--json", *words])
+    found = json.loads(capsys.readouterr().out)
+    assert left.value.code == FAULT and found["diagnosis"]["kind"] == kind and found["reason"] == reason
 
 
 def run_folder(path, **rollout):

@@ -339,7 +339,7 @@ def test_the_terminal_shows_the_verdict_in_26_lines(tmp_path, capsys, monkeypatc
     assert shown[1].startswith("SmolLM2-135M from a 4-bit file, FP8 rollout: ")
     assert shown[2] == f"VERDICT  {terminal.FIXED}"
     assert shown[3] == "TRAINER'S WEIGHTS SERVED  truncate token weights at 2 (set below)"
-    assert shown[5] == "ENGINE'S WEIGHTS SERVED  no correction" and shown[6].startswith("  In 26 held-out toys it lost 2%")
+    assert shown[5] == "ENGINE'S WEIGHTS SERVED  no correction" and shown[6].startswith("  In 26 new toy regimes it lost 2%")
     assert shown[-1] == f"Page: {tmp_path}/replay-example-fp8/replay.html"
     page = (tmp_path / "replay-example-fp8" / "replay.html").read_text()
     assert page.index(terminal.FIXED) < page.index("S WEIGHTS SERVED  truncate") < page.index("S WEIGHTS SERVED  no")
