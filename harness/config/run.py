@@ -89,7 +89,8 @@ class Config(Strict):
         if self.actor.schedule.warmup_steps >= self.updates:
             raise ValueError(
                 f"actor.schedule.warmup_steps={self.actor.schedule.warmup_steps}: the run has {self.updates} optimizer steps "
-                "of the policy (steps x actor.epochs x actor.num_minibatches); give fewer, for a short look actor.schedule.warmup_steps=0"
+                "of the policy (steps x actor.epochs x actor.num_minibatches); "
+                "give fewer, for a short look actor.schedule.warmup_steps=0"
             )
         return self
 

@@ -60,6 +60,6 @@ def _measured(frozen: Mapping[str, Any], name: str) -> str:
     own, none = scores[name], scores["always none"]
     other, what = (scores["always token"], "token truncation") if own == none else (none, WORDS["none"])
     return (
-        f"In {frozen['regimes']} new toy regimes it lost {own['mean']:.0%} of RL's gain to the best, {own['worst']:.0%} at worst; "
-        f"{what} {other['mean']:.0%}, {other['worst']:.0%}."
+        f"In {frozen['regimes']} new toy regimes it lost {own['mean']:.0%} of RL's gain to the best, "
+        f"{own['worst']:.0%} at worst; {what} {other['mean']:.0%}, {other['worst']:.0%}."
     )
