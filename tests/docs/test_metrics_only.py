@@ -64,9 +64,9 @@ def test_the_snippet_takes_its_error_from_ten_blocks(tmp_path, monkeypatch, caps
     ],
 )
 def test_the_snippet_applies_the_test_of_the_diagnosis(tmp_path, monkeypatch, capsys, away, noise, fault):
-    """`broken` of algos/faults/base.py: a normal deviate of 4 and a distance of 0.004. Noise that alternates by blocks of two steps
-    has a standard error of noise/3 over ten blocks, 0.0033 for 0.01. Six of these are p = 1e-4 by Student's t: a deviate of 3.7.
-    """
+    """`broken` of algos/faults/base.py: a normal deviate of 4 and a distance of 0.004. Noise that alternates by blocks of two
+    steps has a standard error of noise/3 over ten blocks, 0.0033 for 0.01. Six of these are p = 1e-4 by Student's t, and that
+    is a deviate of 3.7."""
     steps = {"rollout_corr/k3_kl": [0.02 + away + noise * (-1) ** (n // 2) for n in range(20)], "rollout_corr/kl": 0.02}
     statistics = {"identity/mean": 1 + away, "identity/z": stats.norm.isf(stats.t.sf(abs(away) / (noise / 3), 9))}
     assert (broken(statistics) is not None) == fault
