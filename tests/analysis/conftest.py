@@ -1,10 +1,20 @@
 """The sweep that most tests of the analysis read."""
 
+from pathlib import Path
+
 import pytest
 
 from analysis.figures.style import Drawing
 from analysis.report import report
 from tests.analysis.synthetic import study
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items):
+    """Tests of `made` are slow: a worker that has one of them makes that sweep and its report first, in 16 s."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents and "made" in item.fixturenames:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -28,6 +28,7 @@ def test_the_plan_takes_the_control_alone(sweep, capsys):
     assert "difference of 0.2" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_plan_has_the_seeds_that_an_exact_test_needs(sweep):
     """Two-sided 2/C(8, 4) = 0.029 and one-sided 1/C(6, 3) = 0.05 are the first within 5 %; of four comparisons 1.25 % each:
     2/C(10, 5) = 0.008 and 1/C(10, 5) = 0.004, after 0.029 and 0.014."""
@@ -38,6 +39,7 @@ def test_a_plan_has_the_seeds_that_an_exact_test_needs(sweep):
     assert four["difference of 0.9"].startswith("5 ") and four["equivalence within 0.9"].startswith("5 ")
 
 
+@pytest.mark.slow
 def test_a_plan_that_cannot_be_made(sweep):
     with pytest.raises(UserError, match=r"--margin 0: give a number above 0 and at most 1"):
         plan(sweep, difference=0.1, margin=0, power=0.8)

@@ -64,6 +64,7 @@ def test_offline_files_give_the_frames_of_the_folders(sweep):
     same(offline, load(f"wandb-offline:{sweep}"))  # from the cache
 
 
+@pytest.mark.slow
 def test_a_truncated_file_is_read_up_to_the_damage(sweep, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(sweep, copy, symlinks=True)
@@ -78,6 +79,7 @@ def test_a_truncated_file_is_read_up_to_the_damage(sweep, tmp_path):
     assert found.runs.state[run] == "running"  # of its end there is no word
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_is_noticed_or_harmless(sweep, tmp_path):
     """The checksum covers each piece; a flip in a length makes it fail too. Rows before the damage stay as they are."""
     path = next(sweep.glob("fp32*/wandb/offline-run-*/run-*.wandb"))
@@ -94,6 +96,7 @@ def test_every_flipped_byte_is_noticed_or_harmless(sweep, tmp_path):
         assert _damaged(flipped, found[-1][0] if found else 0)
 
 
+@pytest.mark.slow
 def test_an_empty_file_is_named(sweep, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(sweep, copy, symlinks=True)
@@ -186,6 +189,7 @@ def _end_service() -> None:
     os.environ.pop("WANDB_SERVICE", None)
 
 
+@pytest.mark.slow
 def test_a_row_does_not_wait_for_its_mirror(tmp_path):
     """W&B's process stands still while 20 rows of 60 metrics are logged: a call that waits for its answer would not return.
 

@@ -113,6 +113,7 @@ def test_the_dump_that_ships_is_the_one_that_was_measured():
     assert found == {"local-bf16": pytest.approx(1.27e-3, rel=5e-3), "vllm-bf16": pytest.approx(1.29e-3, rel=5e-3)}
 
 
+@pytest.mark.slow
 def test_a_control_that_is_not_exact_fails(run, monkeypatch):
     monkeypatch.setattr(Scored, "log_ratio", property(lambda self: torch.full_like(self.logp, 1e-7)))
     code, text, _ = run("anatomy", "casts", arms=("fp32",))

@@ -35,6 +35,7 @@ def listed():
     return rows()
 
 
+@pytest.mark.slow
 def test_every_loss_and_every_distinct_correction_has_one_row(listed):
     names = [row.name for row in listed]
     assert set(RECOMMENDED) == set(LOSSES.names()) and len(names) == len(set(names))
@@ -44,6 +45,7 @@ def test_every_loss_and_every_distinct_correction_has_one_row(listed):
     assert next(row for row in listed if row.name == "loss gspo").words == ["loss=gspo", "reduce=seq_mean_token_mean"]
 
 
+@pytest.mark.slow
 def test_every_row_and_both_references_are_planned_in_one_sweep(listed, monkeypatch):
     monkeypatch.setattr(leaderboard, "rows", lambda: [row for row in listed if row.name in ("icepop", "loss gspo")])
     runs = leaderboard.planned({"dense/int8": of_study(Regime("dense", "int8"))})

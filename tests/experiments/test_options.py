@@ -12,6 +12,7 @@ def test_the_page_is_what_the_command_prints():
     assert Path("docs/options.md").read_text() == options.page(), "run python -m experiments.options > docs/options.md"
 
 
+@pytest.mark.slow
 def test_every_key_and_option_has_a_fate():
     listed = [option for option in options.options() if option.partition("=")[0] in options.LISTED]
     assert [name for name in (*options.rows(), *listed) if options.fate(name) == options.NONE] == []

@@ -117,6 +117,7 @@ def test_runs_that_end_while_they_are_read_are_read_again(tmp_path, monkeypatch)
     assert told.state == TrialState.COMPLETE and told.intermediate_values == {0: 0.5, 2: 0.7}
 
 
+@pytest.mark.slow
 def test_a_search_enters_the_ends_that_a_killed_launcher_left_out(tmp_path):
     """All four runs have finished after the death of the launcher that had started them: the ledger says that they run."""
     spec = Spec(**specified(tmp_path) | {"space": {"loss.eps_low": [0.1]}, "trials": 1})
