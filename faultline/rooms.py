@@ -33,7 +33,8 @@ class Rooms:
 def beside_others() -> None:
     """Make the packages of ROOMS importable although other packages may have the same names.
 
-    Raises ImportError if another package and this project's have a module of the same name, or if the other is a single file.
+    Raises ImportError if another package and this project's have a module of the same name, as in another clone, or if the other
+    is a single file.
     """
     for room in ROOMS:
         spec = find_spec(room)
@@ -41,6 +42,10 @@ def beside_others() -> None:
             raise ImportError(f"{spec.origin} hides faultline's own {room}: rename the file, or run elsewhere")
     hidden = {room: place for room in ROOMS if (place := _package(room)) is not None and place != HOME / room}
     for room, place in hidden.items():
+        if (place.parent / "faultline" / "rooms.py").is_file():
+            raise ImportError(
+                f"{place.parent} is another clone of Faultline than the installed {HOME}: run elsewhere, or install it"
+            )
         if both := sorted(_modules(place) & _modules(HOME / room)):
             raise ImportError(
                 f"{place} hides faultline's own {room}, and both have {', '.join(both)}: rename the folder, or run elsewhere"

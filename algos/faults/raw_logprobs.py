@@ -6,6 +6,9 @@ from algos.faults.base import OFF, PRIME, SIZE, SURE, TRL, VERL, VLLM, VLLM_MODE
 EXPLAINED = 0.2
 """Minimum share of the variance of logit π − logit μ that the regression of logit π on logit μ must explain for the fault."""
 
+HOTTEST = 10.0
+"""Maximum temperature of the fault. Beyond it the columns are hardly related: other rows or other tokens."""
+
 
 def _signature(s: Statistics) -> float | None:
     return beyond(
@@ -13,6 +16,7 @@ def _signature(s: Statistics) -> float | None:
         (s["identity/mean"] - 1) / SIZE,
         abs(s["slope/temperature"] - 1) / OFF,
         s["slope/temperature_explained"] / EXPLAINED,
+        s["slope/temperature"] * HOTTEST,
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from faultline.rooms import beside_others
+from harness.errors import UserError
 
 CORRECTIONS = "names of presets, or YAML files like those in experiments/conf/correction, separated by commas"
 
@@ -81,7 +82,13 @@ def positive(most: float) -> Callable[[str], float]:
 
 
 def plug_ins_here() -> None:
-    """Make the modules (plug-ins) in the working directory importable, as `python -m` does."""
+    """Make the modules (plug-ins) in the working directory importable, as `python -m` does.
+
+    Raises UserError if a module there has the name of one of this project.
+    """
     if not sys.flags.safe_path and os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
-        beside_others()
+        try:
+            beside_others()
+        except ImportError as error:
+            raise UserError(str(error)) from None

@@ -121,7 +121,7 @@ def test_the_finding_is_what_replay_prints(verdict):
     assert len(few) == 4 and f"drop {100 - few[-1]} to {100 - few[0]} % of this FP8 batch" in README
     ess = {name: float(left) for line in verdict for name, left in re.findall(r"  (\S.{29}) +[\d.]+% +([\d.]+)", line)}
     ess = {name.strip(): left for name, left in ess.items()}
-    assert f"TRL's default mask leaves {ess['TRL sequence_mask, 3, default']:.0%}".replace("%", " %") in README
-    assert f"Token weights truncated at 2 leave {ess['verl, SkyRL token TIS, 2']:.0%}".replace("%", " %") in README
+    assert f"TRL's default mask makes it count as {ess['TRL sequence_mask, 3, default']:.0%}".replace("%", " %") in README
+    assert f"Token weights cut at 2 leave {ess['verl, SkyRL token TIS, 2']:.0%}".replace("%", " %") in README
     (kept,) = (re.search(r"verl geo_rs\S* .*?(\d+)%", line)[1] for line in replayed("bf16") if "  verl geo_rs" in line)
-    assert f"in BF16 (blue) verl's `geo_rs` drops {100 - int(kept)} %" in README
+    assert f"In BF16 (blue) verl's `geo_rs` drops {100 - int(kept)} %" in " ".join(README.split())

@@ -2,6 +2,7 @@
 
 import doctest
 import math
+import os
 import pkgutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from harness.dumps import files
 from harness.errors import UserError
 from tests.faultline.tools.replay.cases import random_columns
 
+ROOT = Path(faultline.__file__).parents[1]
 HEAVY = ("torch", "numpy", "pandas", "transformers", "deepspeed", "hydra", "pydantic", "matplotlib", "wandb", "optuna")
 
 
@@ -160,7 +162,7 @@ def in_a_folder_with(tmp_path, *modules):
     code = f"""
 import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "Editable" not in getattr(finder, "__name__", "")]
-sys.path[:0] = ["", {str(Path(faultline.__file__).parents[1])!r}]
+sys.path[:0] = ["", {str(ROOT)!r}]
 import faultline.integrations.verl, faultline.integrations.trl
 faultline.correct(correction="icepop", logp_old=[[-1.0]], logp_rollout=[[-1.0]])
 {"".join(f"import {module}; {module}.MINE; " for module in modules)}
@@ -178,3 +180,15 @@ def test_a_working_folder_has_packages_of_the_same_names(tmp_path):
 def test_a_module_that_both_have_is_refused_by_name(tmp_path):
     code, line = in_a_folder_with(tmp_path, "harness.errors")
     assert code == 1 and line.startswith(f"ImportError: {tmp_path}/harness hides faultline's own harness, and both have errors: ")
+
+
+def test_in_another_clone_a_command_says_so_in_a_line(tmp_path):
+    for file in ("faultline/rooms.py", "algos/__init__.py", "algos/batch.py"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    command = "import sys; from faultline.cli import main; main(sys.argv[1:])"
+    installed = {**os.environ, "PYTHONPATH": str(ROOT)}
+    called = [sys.executable, "-c", f"import sys; sys.path.pop(0); {command}", "train", "steps=1"]
+    done = subprocess.run(called, capture_output=True, text=True, cwd=tmp_path, env=installed)
+    told = f"{tmp_path} is another clone of Faultline than the installed {ROOT}: run elsewhere, or install it"
+    assert (done.returncode, done.stderr.strip()) == (2, told)

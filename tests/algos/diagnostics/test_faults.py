@@ -109,6 +109,14 @@ def test_a_temperature_is_named_by_who_logs_it():
     assert raw.fault == "raw_logprobs" and raw.question == "a", raw
 
 
+def test_unrelated_columns_are_no_temperature():
+    """The slope of independent columns is 0.01 here, as of T = 100, and the mean ratio 5 standard errors above 1."""
+    draws = torch.Generator().manual_seed(3)
+    rollout, old = (-torch.empty(300, 20).exponential_(generator=draws) for _ in range(2))
+    found = diagnose(Batch(rollout, torch.ones(300, 20, dtype=torch.bool), old))
+    assert found.kind == "unknown" and found.question == "a", found
+
+
 def test_the_noise_of_a_sampler_is_no_temperature():
     """Logits of deviation 1, and noise of 0.7 in the sampler's: the slope is 1/(1 + 0.49) = 0.67, by attenuation alone."""
     draws = torch.Generator().manual_seed(0)
