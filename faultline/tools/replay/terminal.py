@@ -9,7 +9,17 @@ from faultline.tools.replay.deployed import CONSTANT
 from faultline.tools.replay.evidence import NOTES
 from faultline.tools.replay.gate import GateResult
 from faultline.tools.replay.scales import SCALES
-from faultline.tools.replay.verdict import STARVED, UNGROUPED, Compared, DiagnosisSummary, Mismatch, PresetEffect, Verdict
+from faultline.tools.replay.verdict import (
+    LEAST_USUAL,
+    STARVED,
+    UNGROUPED,
+    WIDE,
+    Compared,
+    DiagnosisSummary,
+    Mismatch,
+    PresetEffect,
+    Verdict,
+)
 from harness.errors import printable
 
 WIDTH = 100
@@ -53,7 +63,7 @@ def lines(verdict: Verdict) -> list[str]:
     because = wrap(" ".join(reasons(verdict)), WIDTH - 2)
     uncompared = [f"  {line}" for line in verdict.limitations if line in NOTES]
     told = len(uncompared) + (verdict.persistence is not None) + verdict.answerable
-    others = [line for line in verdict.limitations if line not in (*NOTES, UNGROUPED)]
+    others = [line for line in verdict.limitations if line not in (*NOTES, UNGROUPED) and not _is_small(verdict, line)]
     limitations = others[: max(LIMITATIONS - told, 0)]
     out = [
         *first,
@@ -206,8 +216,12 @@ def _scales(m: Mismatch, compared: Compared | None) -> list[str]:
 
 
 def _narrow(verdict: Verdict) -> list[str]:
-    """Return [UNGROUPED], a warning of too narrow intervals, if a dump does not say which responses share a prompt; else []."""
-    return [f"Note: {UNGROUPED}"] if UNGROUPED in verdict.limitations else []
+    """Format the limitations on intervals as notes: of a dump of few responses, and of one that lacks the prompts' numbers."""
+    return [f"Note: {line}" for line in verdict.limitations if line == UNGROUPED or _is_small(verdict, line)]
+
+
+def _is_small(verdict: Verdict, limitation: str) -> bool:
+    return limitation.endswith(WIDE) and verdict.dump.responses < LEAST_USUAL
 
 
 def row_label(preset: PresetEffect) -> str:

@@ -42,8 +42,12 @@ COMPARE_FIRST = "Neither a bug nor sound: a larger model may exceed SmolLM2-135M
 """Reason of a verdict where K3 alone is unexplained, and was compared with a format and not with the same model."""
 FEW = 1000
 """Number of samples (prompts or responses) below which the verdict calls the intervals wide. The value is our choice."""
+LEAST_USUAL = 200
+"""Number of samples below which the terminal too says that intervals are wide. The value is our choice."""
 STARVED = 0.1
 """Share of kept tokens below which the verdict warns of a preset by name."""
+WIDE = f"intervals are wide; {FEW:,} are better."
+"""End of the limitation of a dump with fewer than FEW samples."""
 UNGROUPED = "No column group: intervals take responses for independent, and may be too narrow."
 """Limitation of a dump that does not say which responses share a prompt. The terminal prints it in any case."""
 
@@ -404,7 +408,7 @@ def _limitations(replayed: Replayed, null: Replayed | None, mismatch: Mismatch, 
         limitations.append("Every number of this page: the fill values count as the ratios that they make.")
     if advice.samples < FEW:
         prompts = f" to {advice.samples} prompt{'s' * (advice.samples > 1)}" if advice.by_prompt else ""
-        limitations.append(f"{replayed.responses} responses{prompts}: intervals are wide; {FEW:,} are better.")
+        limitations.append(f"{replayed.responses} responses{prompts}: {WIDE}")
     if not advice.by_prompt:
         limitations.append(UNGROUPED)
     if mismatch.pareto_k is not None and mismatch.pareto_k > HEAVY:

@@ -251,6 +251,7 @@ def test_responses_of_unknown_prompts_are_told_of(tmp_path):
     assert known.limitations[0].startswith("40 responses to 10 prompts: ") and unknown not in known.limitations
     assert single.limitations[:2] == ["40 responses: intervals are wide; 1,000 are better.", unknown]
     assert f"Note: {unknown}" in terminal.lines(single) and not any(unknown in line for line in terminal.lines(known))
+    assert "Note: 40 responses: intervals are wide; 1,000 are better." in terminal.lines(single)
 
 
 def test_no_correction_does_not_read_as_the_best(tmp_path):
