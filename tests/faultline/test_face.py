@@ -186,9 +186,9 @@ def test_in_another_clone_a_command_says_so_in_a_line(tmp_path):
     for file in ("faultline/rooms.py", "algos/__init__.py", "algos/batch.py"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).touch()
-    command = "import sys; from faultline.cli import main; main(sys.argv[1:])"
+    command = "import sys; sys.path.pop(0); from faultline.cli import main; main(sys.argv[1:])"
     installed = {**os.environ, "PYTHONPATH": str(ROOT)}
-    called = [sys.executable, "-c", f"import sys; sys.path.pop(0); {command}", "train", "steps=1"]
+    called = [sys.executable, "-c", command, "train", "steps=1"]
     done = subprocess.run(called, capture_output=True, text=True, cwd=tmp_path, env=installed)
     told = f"{tmp_path} is another clone of Faultline than the installed {ROOT}: run elsewhere, or install it"
     assert (done.returncode, done.stderr.strip()) == (2, told)

@@ -10,7 +10,6 @@ from faultline.tools.replay.evidence import NOTES
 from faultline.tools.replay.gate import GateResult
 from faultline.tools.replay.scales import SCALES
 from faultline.tools.replay.verdict import (
-    LEAST_USUAL,
     STARVED,
     UNGROUPED,
     WIDE,
@@ -32,6 +31,8 @@ CHECK = 17
 LIMITATIONS = 1
 """Maximum number of lines on limitations, those on doubts, persistence, NOTES and a rule's own test included. The page shows
 all."""
+FEW_RESPONSES = 200
+"""Number of responses below which the terminal too says that intervals are wide. The value is our choice."""
 NEAREST = 3
 """Number of published K3 beside that of the dump, those nearest to it. The page shows all."""
 WORDS = {
@@ -55,15 +56,15 @@ def lines(verdict: Verdict) -> list[str]:
     responses = f"{d.responses:,} response{'s' * (d.responses != 1)}"
     size = f"{d.name[:60]}: {responses}, {d.tokens:,} tokens, {d.batches:,} batch{'es' * (d.batches > 1)}{bad}"
     sizes = f"Mismatch before correction: token ESS {_ess(m.ess_token)}, sequence ESS {_ess(m.ess_sequence)}. K3"
-    first = diagnosis_lines(verdict.diagnosis)
+    first, notes = diagnosis_lines(verdict.diagnosis), [f"Note: {line}" for line in _narrow(verdict)]
     if not verdict.diagnosis.consistent:
         rest = [size, f"{sizes} {m.k3:.1e} nats per token.", f"VERDICT  {headline(verdict)}", f"  {verdict.reason}"]
-        rest += [*gate_lines(verdict), *_narrow(verdict)]
+        rest += [*gate_lines(verdict), *notes]
         return [printable(line)[:WIDTH] for line in [*first, *rest]]
     because = wrap(" ".join(reasons(verdict)), WIDTH - 2)
     uncompared = [f"  {line}" for line in verdict.limitations if line in NOTES]
     told = len(uncompared) + (verdict.persistence is not None) + verdict.answerable
-    others = [line for line in verdict.limitations if line not in (*NOTES, UNGROUPED) and not _is_small(verdict, line)]
+    others = [line for line in verdict.limitations if line not in (*NOTES, *_narrow(verdict))]
     limitations = others[: max(LIMITATIONS - told, 0)]
     out = [
         *first,
@@ -79,7 +80,7 @@ def lines(verdict: Verdict) -> list[str]:
         "Presets on this dump: tokens kept, ESS after",
         *_columns(ends(verdict.presets)),
         *(f"Not shown: {line}" for line in limitations),
-        *_narrow(verdict),
+        *notes,
     ]
     return [*(printable(line)[:WIDTH] for line in out), *(line for one in pastes(verdict) for line in pasted(one))]
 
@@ -216,12 +217,9 @@ def _scales(m: Mismatch, compared: Compared | None) -> list[str]:
 
 
 def _narrow(verdict: Verdict) -> list[str]:
-    """Format the limitations on intervals as notes: of a dump of few responses, and of one that lacks the prompts' numbers."""
-    return [f"Note: {line}" for line in verdict.limitations if line == UNGROUPED or _is_small(verdict, line)]
-
-
-def _is_small(verdict: Verdict, limitation: str) -> bool:
-    return limitation.endswith(WIDE) and verdict.dump.responses < LEAST_USUAL
+    """The limitations on intervals that are printed in any case: few responses, and a dump without the prompts' numbers."""
+    few = verdict.dump.responses < FEW_RESPONSES
+    return [line for line in verdict.limitations if line == UNGROUPED or (few and line.endswith(WIDE))]
 
 
 def row_label(preset: PresetEffect) -> str:

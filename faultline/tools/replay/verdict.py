@@ -42,8 +42,6 @@ COMPARE_FIRST = "Neither a bug nor sound: a larger model may exceed SmolLM2-135M
 """Reason of a verdict where K3 alone is unexplained, and was compared with a format and not with the same model."""
 FEW = 1000
 """Number of samples (prompts or responses) below which the verdict calls the intervals wide. The value is our choice."""
-LEAST_USUAL = 200
-"""Number of samples below which the terminal too says that intervals are wide. The value is our choice."""
 STARVED = 0.1
 """Share of kept tokens below which the verdict warns of a preset by name."""
 WIDE = f"intervals are wide; {FEW:,} are better."
@@ -235,8 +233,7 @@ def judge(
     proposal = propose(replayed, advice.bounds, target)
     by_size, reason = _by_size(mismatch, proposal, target)
     if not diagnosis.consistent:
-        size = found.question == "b" and found.statistics["size/k3_most"] < found.statistics["size/k3_most_of_model"]
-        by_size, reason, proposal = "not asked", COMPARE_FIRST if diagnosis.fault is None and size else MEND_FIRST, None
+        by_size, reason, proposal = "not asked", COMPARE_FIRST if found.check == diagnose.BY_SIZE else MEND_FIRST, None
     elif not diagnosis.tells:
         by_size, reason, proposal = "undecided", "Dump at least four prompts, better a thousand responses.", None
     elif replayed.fills:

@@ -209,6 +209,14 @@ def test_a_doubtful_bound_is_told_of(tmp_path):
     assert verdict.proposal.verdict == same.verdict and same.verdict.startswith("not to be trusted: Pareto k = 1.")
 
 
+def comparison(path, facts):
+    """What the K3 of a dump was compared with."""
+    evidence = Evidence(facts)
+    for batch in Dump(path).batches():
+        evidence.add(batch)
+    return compared(evidence.diagnosis()[0], facts)
+
+
 @pytest.mark.parametrize(
     ("precision", "baseline", "most", "what"),
     [
@@ -220,11 +228,7 @@ def test_a_doubtful_bound_is_told_of(tmp_path):
 def test_what_k3_was_compared_with_stands_among_the_published(tmp_path, precision, baseline, most, what):
     """4 and 3 times, and the 1.3e-3 of BF16: `rounding`. The line stands by its value, here above the K3 of the dump."""
     path = dump(tmp_path / "d.parquet", np.random.default_rng(0).normal(0, 0.03, (400, 3)))
-    facts = RunFacts(precision, baseline=baseline)
-    evidence = Evidence(facts)
-    for batch in Dump(path).batches():
-        evidence.add(batch)
-    found = compared(evidence.diagnosis()[0], facts)
+    found = comparison(path, RunFacts(precision, baseline=baseline))
     assert found.most == pytest.approx(most) and found.what == what
     shown = terminal.lines(verdict_of(path).model_copy(update={"compared": found}))
     own = next(i for i, line in enumerate(shown) if line.startswith(">>>"))
@@ -234,10 +238,7 @@ def test_what_k3_was_compared_with_stands_among_the_published(tmp_path, precisio
 
 def test_a_k3_that_nothing_was_compared_with_has_no_such_line(tmp_path):
     path = dump(tmp_path / "d.parquet", np.random.default_rng(0).normal(0, 0.03, (400, 3)))
-    evidence = Evidence(RunFacts())
-    for batch in Dump(path).batches():
-        evidence.add(batch)
-    assert compared(evidence.diagnosis()[0], RunFacts()) is None
+    assert comparison(path, RunFacts()) is None
     assert not any("UNKNOWN" in line for line in terminal.lines(verdict_of(path)))
 
 
