@@ -18,6 +18,8 @@ WORDS = {
     "geometric": "reject by the geometric mean, and mask tokens above 2",
 }
 """Name of a correction in the study of docs/decision.md -> the correction in words."""
+PLAIN = {"sequence": "sequence truncation", "token": "token truncation", "none": "no correction"}
+"""Fixed choice that stands beside a rule -> its words. They are the corrections that a user would set without a rule."""
 CONSTANT = "best constant"
 """Name of the rule that proposes one correction whatever the dump shows."""
 
@@ -51,15 +53,19 @@ def _answer(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], polic
 
 
 def _measured(frozen: Mapping[str, Any], name: str) -> str:
-    """A sentence with what a rule that chooses a correction lost in the study (docs/decision.md), and what the plain choice lost.
+    """What a rule that chooses a correction lost in the study (docs/decision.md), and what the other fixed choices of PLAIN lost.
 
-    frozen: the rules for one deployed policy, from `records.verdict`. name: name of the rule. The plain choice is no correction,
-    or if the rule always takes that, token truncation. A loss is a share of what RL gains without mismatch.
+    frozen: the rules for one deployed policy, from `records.verdict`. name: name of the rule. A loss is a share of what RL gains
+    without mismatch.
     """
     scores = frozen["scores"]
-    own, none = scores[name], scores["always none"]
-    other, what = (scores["always token"], "token truncation") if own == none else (none, WORDS["none"])
+    own = scores[name]
+    others = [
+        f"{what} {score['mean']:.0%}, {score['worst']:.0%}"
+        for what, score in ((what, scores[f"always {arm}"]) for arm, what in PLAIN.items())
+        if score != own
+    ]
     return (
-        f"In {frozen['regimes']} new toy regimes it lost {own['mean']:.0%} of RL's gain to the best, "
-        f"{own['worst']:.0%} at worst; {what} {other['mean']:.0%}, {other['worst']:.0%}."
+        f"In {frozen['regimes']} new toy regimes it lost {own['mean']:.0%} of RL's gain to the best, {own['worst']:.0%} at worst. "
+        f"Beside it: {'; '.join(others)}."
     )

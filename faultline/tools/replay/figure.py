@@ -1,4 +1,4 @@
-"""Figures of the replay page: ESS and tokens kept by each known correction, and mean of π_old/μ by token position."""
+"""Figures of the replay page: ESS, tokens kept and agreement of each known correction, and mean of π_old/μ by token position."""
 
 from __future__ import annotations
 
@@ -13,49 +13,50 @@ from analysis.colours import ink
 from analysis.figures.style import literal, subplots
 from analysis.marks import CONTROL, HUES, NEUTRAL
 from faultline.tools.replay.example import EXAMPLES
-from faultline.tools.replay.terminal import row_label
 from faultline.tools.replay.verdict import PresetEffect
 
 BAR = 0.2
 """Height in inches of a bar of the figure of corrections, and of the number on it."""
 INSIDE = 0.15
-"""ESS, as a share, above which its number is drawn within the bar instead of beside it."""
+"""Share above which its number is drawn within the bar instead of beside it."""
 
 EXAMPLE_COLOURS = {EXAMPLES["fp8"]: HUES["fp8_tensor"], EXAMPLES["bf16"]: HUES["bf16"]}
 """Colours of the sound example dumps in figures; other dumps are black."""
 
 
 def presets_figure(dumps: dict[str, list[PresetEffect]], groups: list[list[str]]) -> Figure:
-    """Draw a row of bars per correction, one per dump. dumps: label -> effects of corrections; the first gives the order.
+    """Draw a row per correction, of a bar per dump in two panels. dumps: label -> effects of corrections; the first gives the order.
 
-    groups: lists of presets with equal settings, which share a row. The full bar is the ESS, which the number repeats. The pale
-    bar behind it is the share of tokens kept. Bars of no correction are empty: they keep the mismatch, so 100 % is no merit.
+    groups: lists of presets with equal settings, which share a row. Left, the full bar is the ESS, and the pale bar behind it the
+    share of tokens kept. Right, the bar is the agreement with the exact sequence weight. Numbers repeat the full bars. Bars of no
+    correction are empty: it drops nothing, so its ESS of 100 % is no merit.
     """
     leader = {name: names[0] for names in groups for name in names}
     rows: dict[str, list[PresetEffect]] = {}
     for preset in next(iter(dumps.values())):
         rows.setdefault(leader[preset.preset], []).append(preset)
     first = [mine[0] for mine in rows.values()]
-    figure, ((axis,),) = subplots(1, 1, 1.1 + BAR * len(first) * (len(dumps) + 0.5))
+    figure, (axes,) = subplots(1, 2, 1.3 + BAR * len(first) * (len(dumps) + 0.5), sharey=True, width_ratios=(3, 2))
     height = 0.8 / len(dumps)
     for i, (name, presets) in enumerate(dumps.items()):
         by_name = {preset.preset: preset for preset in presets}
         shown = [(place, by_name[preset.preset]) for place, preset in enumerate(first) if preset.preset in by_name]
         places = [place - 0.4 + (i + 0.5) * height for place, _ in shown]
         colour = EXAMPLE_COLOURS.get(name, CONTROL)
-        axis.barh(places, [preset.tokens_kept for _, preset in shown], 0.9 * height, color=colour, alpha=0.25)
-        bars = axis.barh(places, [preset.ess for _, preset in shown], 0.9 * height, color=colour, label=literal(name))
-        for bar, place, (_, preset) in zip(bars, places, shown, strict=True):
-            if preset.preset == "none":
-                bar.set(facecolor="white", edgecolor=colour)
-            within = preset.ess > INSIDE
-            inner = "black" if preset.preset == "none" else ink(colour)
-            x, hue = (preset.ess - 0.008, inner) if within else (max(preset.tokens_kept, preset.ess) + 0.008, "black")
-            side = "right" if within else "left"
-            axis.text(x, place, f"{preset.ess:.0%}", va="center", ha=side, color=hue, fontsize=8, fontweight="bold")
-    axis.set_title("What each correction leaves of the batch", fontsize=11)
-    _finish(axis, ["\n".join(map(row_label, mine)) for mine in rows.values()])
-    handles, labels = axis.get_legend_handles_labels()
+        kept = [preset.tokens_kept for _, preset in shown]
+        axes[0].barh(places, kept, 0.9 * height, color=colour, alpha=0.25)
+        empty = [preset.preset == "none" for _, preset in shown]
+        _bars(axes[0], places, [preset.ess for _, preset in shown], height, colour, name, kept, empty)
+        _bars(axes[1], places, [preset.agreement for _, preset in shown], height, colour, name, [0.0] * len(shown), empty)
+    axes[0].set_title("How much of the batch counts", fontsize=11)
+    axes[0].set_xlabel("effective sample size (ESS)")
+    axes[1].set_title("How near its weights are to exact", fontsize=11)
+    axes[1].set_xlabel("agreement with ratios of whole responses")
+    axes[0].set_yticks(range(len(rows)), [literal("\n".join(preset.label for preset in mine)) for mine in rows.values()])
+    axes[0].set_ylim(len(rows) - 0.45, -0.55)
+    for axis in axes:
+        _finish(axis)
+    handles, labels = axes[0].get_legend_handles_labels()
     handles.append(Patch(color=NEUTRAL, alpha=0.4))
     figure.legend(
         handles,
@@ -65,6 +66,28 @@ def presets_figure(dumps: dict[str, list[PresetEffect]], groups: list[list[str]]
         frameon=False,
     )
     return figure
+
+
+def _bars(
+    axis: Axes,
+    places: list[float],
+    shares: list[float],
+    height: float,
+    colour: str,
+    label: str,
+    taken: list[float],
+    empty: list[bool],
+) -> None:
+    """Draw a bar per share, with its number within, or beside the bar and the share `taken`. empty: bars that are not filled."""
+    bars = axis.barh(places, shares, 0.9 * height, color=colour, label=literal(label))
+    for bar, place, share, beside, hollow in zip(bars, places, shares, taken, empty, strict=True):
+        if hollow:
+            bar.set(facecolor="white", edgecolor=colour)
+        within = share > INSIDE
+        inner = "black" if hollow else ink(colour)
+        x, hue = (share - 0.008, inner) if within else (max(beside, share) + 0.008, "black")
+        side = "right" if within else "left"
+        axis.text(x, place, f"{share:.0%}", va="center", ha=side, color=hue, fontsize=8, fontweight="bold")
 
 
 def ratio_figure(by_place: list[Mean]) -> Figure:
@@ -83,12 +106,9 @@ def ratio_figure(by_place: list[Mean]) -> Figure:
     return figure
 
 
-def _finish(axis: Axes, labels: list[str]) -> None:
-    axis.set_yticks(range(len(labels)), [literal(label) for label in labels])
+def _finish(axis: Axes) -> None:
     axis.set_xlim(0, 1.01)
-    axis.set_ylim(len(labels) - 0.45, -0.55)
     axis.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
-    axis.set_xlabel("effective sample size after the correction (100 %: nothing dropped, all weighted alike)")
     axis.tick_params(axis="y", length=0)
     axis.grid(axis="x", alpha=0.25)
     axis.set_axisbelow(True)

@@ -101,7 +101,7 @@ def advice_table(advice: pd.DataFrame) -> pd.DataFrame:
 
 def scales_table(k3: float) -> pd.DataFrame:
     """Table of the K3 of published runs, with `k3`, that of a dump, among them."""
-    rows = [(scale.low, f"{scale.low:.1e} to {scale.high:.1e}", scale.what, scale.source) for scale in SCALES]
+    rows = [(scale.low, str(scale), scale.what, scale.source) for scale in SCALES]
     rows.append((k3, f"{k3:.1e}", "this dump", ""))
     return pd.DataFrame([row[1:] for row in sorted(rows)], columns=["K3, nats per token", "of", "source"])
 

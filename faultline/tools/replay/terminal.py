@@ -24,13 +24,14 @@ from harness.errors import printable
 WIDTH = 100
 PASTED = 104
 """Maximum width of a line of settings, in characters. It holds two settings of verl or of SkyRL."""
-LEAST, MOST = 5, 4
+LEAST, MOST = 5, 5
 """Numbers of presets that the terminal shows: those with the least ESS, and those with the most, such as no correction."""
 CHECK = 17
 """Column of the terminal, in characters, at which the advice on what to check begins."""
 LIMITATIONS = 1
 """Maximum number of lines on limitations, those on doubts, persistence, NOTES and a rule's own test included. The page shows
 all."""
+HEADER = "Presets on this dump: tokens kept, ESS, agreement with exact weights (ratios of whole responses)"
 FEW_RESPONSES = 200
 """Number of responses below which the terminal too says that intervals are wide. The value is our choice."""
 NEAREST = 3
@@ -42,11 +43,13 @@ WORDS = {
     "not asked": "no correction is proposed",
 }
 """Value of Verdict.by_size -> its words in the terminal, where no weight is proposed."""
-FIXED = "No bug found. The settings are fixed, not fitted to this dump: no others were shown better."
+FIXED = "No bug found. Settings are fixed, not fitted to this dump; none was shown to beat another."
 """Headline where the study of docs/decision.md supports one correction for each deployed policy, whatever the dump shows. None of
 the other rules and corrections was shown better there, nor was the default shown to beat no correction."""
-SERVED = {"trainer": "TRAINER'S WEIGHTS SERVED", "sampler": "ENGINE'S WEIGHTS SERVED"}
-"""Deployed policy -> its words in the terminal."""
+SERVED = {"trainer": "SERVED AS TRAINED", "sampler": "SERVED AS SAMPLED"}
+"""Deployed policy -> its words in the terminal: in the trainer's format, or by the rollout engine in its own."""
+SLIGHT = 0.99
+"""ESS of the token weights above which the terminal says that a correction hardly changes the dump. The value is our choice."""
 
 
 def lines(verdict: Verdict) -> list[str]:
@@ -77,7 +80,7 @@ def lines(verdict: Verdict) -> list[str]:
         f"{sizes}, nats per token:",
         *_scales(m, verdict.compared),
         *persistence_lines(verdict),
-        "Presets on this dump: tokens kept, ESS after",
+        HEADER,
         *_columns(ends(verdict.presets)),
         *(f"Not shown: {line}" for line in limitations),
         *notes,
@@ -89,7 +92,9 @@ def deployed(verdict: Verdict) -> list[tuple[str, str]]:
     """(Correction, what the study of docs/decision.md measured of it) for each deployed policy; [] if none may be named."""
     if not verdict.answerable:
         return []
-    return [(f"{SERVED[one.policy]}  {one.text}{' (set below)' * bool(one.settings)}", one.measured) for one in verdict.deployed]
+    slight = "; hardly changes this dump" * ((verdict.mismatch.ess_token or 0) > SLIGHT)
+    below = f" (set below{slight})"
+    return [(f"{SERVED[one.policy]}  {one.text}{below * bool(one.settings)}", one.measured) for one in verdict.deployed]
 
 
 def deployed_lines(verdict: Verdict) -> list[str]:
@@ -170,15 +175,14 @@ def reasons(verdict: Verdict) -> list[str]:
 
 
 def starved(verdict: Verdict) -> list[str]:
-    """Return [text on the presets that keep almost no tokens, and on bounds that the geometric mean ratio needs], or []."""
-    names = [preset.label.split(",")[0] for preset in verdict.presets if preset.tokens_kept < STARVED]
+    """Return [text on the presets that leave almost no ESS, and on bounds that the geometric mean ratio needs], or []."""
+    names = [preset.label.split(",")[0] for preset in verdict.presets if preset.ess < STARVED]
     if not names or not verdict.diagnosis.tells:
         return []
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     band = next((bound for bound in verdict.bounds if bound.family == "reject-geometric" and bound.verdict == "ok"), None)
     fits = "" if band is None else f" A geometric band needs {band.lower:.3g} to {band.upper:.3g}."
-    keep = "keeps" if len(names) == 1 else "keep"
-    return [f"Not here: {', '.join(names[:3])}{more}, which {keep} under {STARVED:.0%}.{fits}"]
+    return [f"Not here: {', '.join(names[:3])}{more}: ESS under {STARVED:g}.{fits}"]
 
 
 def pastes(verdict: Verdict) -> list[dict[str, list[str]]]:
@@ -208,7 +212,7 @@ def pasted(by_framework: dict[str, list[str]]) -> list[str]:
 def _scales(m: Mismatch, compared: Compared | None) -> list[str]:
     """Format the NEAREST published scales of K3, with that of the dump and the most that rounding explains among them."""
     nearest = sorted(SCALES, key=lambda scale: abs(log(scale.low * scale.high) / 2 - log(max(m.k3, 1e-300))))[:NEAREST]
-    rows = [(scale.low, f"    {scale.low:.1e} to {scale.high:.1e}  {scale.what} ({scale.source})") for scale in nearest]
+    rows = [(scale.low, f"    {scale!s:<18}  {scale.what} ({scale.source})") for scale in nearest]
     interval = "" if m.k3_interval is None else ", 95 % interval {:.1e} to {:.1e}".format(*m.k3_interval)
     rows.append((m.k3, f">>> {m.k3:.1e}             this dump{interval}"))
     if compared is not None:
@@ -222,14 +226,12 @@ def _narrow(verdict: Verdict) -> list[str]:
     return [line for line in verdict.limitations if line == UNGROUPED or (few and line.endswith(WIDE))]
 
 
-def row_label(preset: PresetEffect) -> str:
-    """Label of a preset's row in terminal and figure. For no correction it says that the mismatch stays, since the ESS is 1."""
-    return "no correction (mismatch stays)" if preset.preset == "none" else preset.label
-
-
 def _columns(presets: list[PresetEffect]) -> list[str]:
     """Format presets in two columns; the left column is filled first."""
-    cells = [f"  {row_label(preset)[:30]:<30} {_share(preset.tokens_kept):>6} {preset.ess:>5.2f}" for preset in presets]
+    cells = [
+        f"  {preset.label[:29]:<29} {_share(preset.tokens_kept):>6} {preset.ess:>4.2f} {preset.agreement:>4.2f}"
+        for preset in presets
+    ]
     half = -(-len(cells) // 2)
     right = cells[half:] + [""] * (2 * half - len(cells))
     return [f"{one}   {other}".rstrip() for one, other in zip(cells[:half], right, strict=True)]

@@ -29,6 +29,7 @@ KNOWN = {
     "skyrl/geometric_mask": "SkyRL geometric, 0.99 to 1.01",
     "skyrl/product_mask": "SkyRL product, 0.5 to 2",
     "trl/sequence_mask": "TRL sequence_mask, 3, default",
+    "skyrl/sequence_tis": "SkyRL sequence TIS, 5",
     "verl/decoupled_seq_is": "verl sequence TIS, 2",
     "icepop": "IcePop, 0.5 to 5",
     "verl/decoupled_token_is": "verl, SkyRL token TIS, 2",
@@ -43,7 +44,7 @@ COMPARE_FIRST = "Neither a bug nor sound: a larger model may exceed SmolLM2-135M
 FEW = 1000
 """Number of samples (prompts or responses) below which the verdict calls the intervals wide. The value is our choice."""
 STARVED = 0.1
-"""Share of kept tokens below which the verdict warns of a preset by name."""
+"""ESS, as a share, below which the verdict warns of a preset by name."""
 WIDE = f"intervals are wide; {FEW:,} are better."
 """End of the limitation of a dump with fewer than FEW samples."""
 UNGROUPED = "No column group: intervals take responses for independent, and may be too narrow."
@@ -136,6 +137,7 @@ class PresetEffect(_Part):
     tokens_kept: float = Field(description="share of tokens with a weight above 0")
     responses_kept: float = Field(description="share of responses with such a token")
     ess: float = Field(description="ESS of the effective weights over all tokens")
+    agreement: float = Field(description="squared cosine of the effective and the exact sequence weights; 1 if proportional")
     largest_weight: float = Field(description="largest effective weight")
     false_rejections: float | None = Field(description="share of the null's tokens rejected; null without --null")
 
@@ -385,6 +387,7 @@ def listed(replayed: Replayed, null: Replayed | None, shown: Container[str] | No
             tokens_kept=row["effect/kept_tokens"],
             responses_kept=row["effect/kept_sequences"],
             ess=row["effect/ess"],
+            agreement=row["effect/agreement"],
             largest_weight=row["effect/weight_max"],
             false_rejections=_or_none(row.get("false_rejections", math.nan)),
         )
@@ -409,7 +412,9 @@ def _limitations(replayed: Replayed, null: Replayed | None, mismatch: Mismatch, 
     if not advice.by_prompt:
         limitations.append(UNGROUPED)
     if mismatch.pareto_k is not None and mismatch.pareto_k > HEAVY:
-        limitations.append(f"Pareto k of the sequence weights is {mismatch.pareto_k:.2f}: no sample shows their mean and ESS.")
+        limitations.append(
+            f"Pareto k of the sequence weights is {mismatch.pareto_k:.2f}: no sample shows their mean, ESS or agreement."
+        )
     if (mismatch.ess_sequence or 0) < 1:
         mean = replayed.tokens / replayed.responses
         limitations.append(f"Longer responses: the sequence ESS is of {mean:.0f} tokens on average, and falls with length.")

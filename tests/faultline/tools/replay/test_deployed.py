@@ -20,6 +20,7 @@ ONE_STEP = Lasting(None, "one step cannot show whether the error stays")
 SCORES = {
     "always none": {"mean": 0.30, "worst": 0.90, "in": "ppo/fixed_0.4"},
     "always token": {"mean": 0.07, "worst": 0.80, "in": "moe/int8"},
+    "always sequence": {"mean": 0.12, "worst": 0.60, "in": "moe/fp16"},
     "best constant": {"mean": 0.05, "worst": 0.20, "in": "moe/w4a4"},
     "v2": {"mean": 0.02, "worst": 0.10, "in": "dense/int8"},
 }
@@ -50,20 +51,23 @@ def answer(chosen, lasting=ONE_STEP, **of):
 
 
 def test_a_constant_that_won_is_proposed_for_each_policy_and_said_to_be_one():
-    """None loses 0.30 of the gain and the constant 0.05. Where the constant is none, token truncation stands beside it."""
+    """None loses 0.30 of the gain and the constant 0.05. The other plain choices stand beside it, and it not beside itself."""
     trainer, sampler = answers(verdict(), ONE_STEP, frozen("best constant"), ["trainer", "sampler"])
     assert (trainer.arm, sampler.arm, sampler.settings) == ("mask", "none", {})
-    assert trainer.measured == "In 26 new toy regimes it lost 5% of RL's gain to the best, 20% at worst; no correction 30%, 90%."
+    assert trainer.measured == (
+        "In 26 new toy regimes it lost 5% of RL's gain to the best, 20% at worst. "
+        "Beside it: sequence truncation 12%, 60%; token truncation 7%, 80%; no correction 30%, 90%."
+    )
     always = frozen("best constant", "none")
     always["trainer"]["scores"] = SCORES | {"best constant": SCORES["always none"]}
     (found,) = answers(verdict(), ONE_STEP, always, ["trainer"])
-    assert found.measured.endswith("90% at worst; token truncation 7%, 80%.")
+    assert found.measured.endswith("90% at worst. Beside it: sequence truncation 12%, 60%; token truncation 7%, 80%.")
     assert trainer.settings["Faultline"] == ["correction=sequence_mask"]
     shown = terminal.lines(verdict().model_copy(update={"deployed": [trainer, sampler]}))
     at = shown.index(f"VERDICT  {terminal.FIXED}")
-    assert shown[at + 1] == "TRAINER'S WEIGHTS SERVED  mask sequences above 2 (set below)"
+    assert shown[at + 1] == "SERVED AS TRAINED  mask sequences above 2 (set below)"
     assert shown[at + 2].startswith("  In 26 new toy regimes it lost 5%")
-    assert any(line.startswith("ENGINE'S WEIGHTS SERVED  no correction") for line in shown)
+    assert any(line.startswith("SERVED AS SAMPLED  no correction") for line in shown)
     assert not any("By its size alone" in line or "untested" in line for line in shown)  # the size opposes no rule
     assert any(line.startswith("TRL") and "sequence_mask" in line for line in shown) and max(map(len, shown)) <= terminal.PASTED
 
@@ -119,7 +123,7 @@ def test_a_tested_rule_answers_where_the_size_alone_would_not():
     found = answers(small, ONE_STEP, frozen("best constant"), ["trainer"])
     shown = terminal.lines(small.model_copy(update={"deployed": found}))
     at = shown.index(f"VERDICT  {terminal.FIXED}")
-    assert shown[at + 1].startswith("TRAINER'S WEIGHTS SERVED  mask sequences above 2")
+    assert shown[at + 1].startswith("SERVED AS TRAINED  mask sequences above 2")
     assert "  By its size alone: leave it uncorrected. K3 is small." in shown
 
 

@@ -80,10 +80,11 @@ def test_a_row_of_the_page_names_the_presets_that_share_it(every_preset):
     assert len(table) == len(found.groups) < len(found.corrections)
     assert table["same settings"]["none"] == "verl/bypass_ppo_clip, verl/disabled, verl_2025/disabled"
     effects = listed(found, None, ("none", "icepop", "nemo_rl/icepop"))
-    (axis,) = presets_figure({"dump": effects}, found.groups).axes
-    rows = [label.get_text() for label in axis.get_yticklabels()]
-    assert rows == ["IcePop, 0.5 to 5\nnemo_rl/icepop", "no correction (mismatch stays)"]
-    assert [text.get_text() for text in axis.texts][1] == "100%"
+    left, right = presets_figure({"dump": effects}, found.groups).axes
+    rows = [label.get_text() for label in left.get_yticklabels()]
+    assert rows == ["IcePop, 0.5 to 5\nnemo_rl/icepop", "no correction"]
+    agreement = found.corrections.set_index("correction")["effect/agreement"]
+    assert [axis.texts[1].get_text() for axis in (left, right)] == ["100%", f"{agreement['none']:.0%}"]
 
 
 def test_steps_are_batches_of_their_own_however_the_rows_are_filed(tmp_path):

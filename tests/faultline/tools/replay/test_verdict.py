@@ -105,7 +105,7 @@ def test_what_the_shipped_dumps_say(shipped):
     if name == "fp8":
         assert kept["verl/decoupled_geo_rs"] < 0.05 and kept["skyrl/geometric_mask"] < 0.15
         (line,) = terminal.starved(verdict)
-        assert line.startswith("Not here: verl k3_rs, verl geo_rs, which keep under 10%. A geometric band needs 0.8")
+        assert line.startswith("Not here: verl k3_rs, verl geo_rs: ESS under 0.1. A geometric band needs 0.8")
 
 
 def dump(path, ratios):
@@ -136,13 +136,17 @@ def test_the_size_asks_for_a_weight_from_the_cut_off_on(tmp_path, k3, asked):
 
 
 def test_the_published_scales_ascend_and_name_the_runs_that_collapsed():
-    """docs/k3.md: of arXiv 2510.11370 the mixture at 1.5e-3, of Liu et al. 14B on L20 (1e-3 to 1e-2) and on A100 (1e-2 to 1)."""
+    """docs/k3.md: of arXiv 2510.11370 the mixture at 1.5e-3, and with routing replay not at 7.5e-4, of Liu et al. 14B on L20 (1e-3 to 1e-2) and on A100 (1e-2 to 1)."""
     assert [scale.low for scale in SCALES] == sorted(scale.low for scale in SCALES)
     assert SCALES[0].high < NEGLIGIBLE < SCALES[1].low
-    (mixture,) = [scale for scale in SCALES if scale.source == "arXiv 2510.11370"]
+    mixtures = {scale.low: scale.what for scale in SCALES if scale.source == "arXiv 2510.11370" and "mixture" in scale.what}
     dense = {scale.what: (scale.low, scale.high) for scale in SCALES if scale.source == "Liu et al. 2025"}
-    assert mixture.high == 1.5e-3 < LARGE and "30B mixture of experts, which collapsed" in mixture.what
-    assert dense == {"BF16, 14B on L20 GPUs, crashed": (1e-3, 1e-2), "BF16, 14B on A100, crashed": (1e-2, 1.0)}
+    assert mixtures == {7.5e-4: "BF16, 30B mixture with routing replay, no collapse", 1.5e-3: "BF16, 30B mixture, collapsed"}
+    assert dense == {
+        "BF16, 14B on H20 GPUs, one recovered": (5e-4, 1e-3),
+        "BF16, 14B on L20 GPUs, crashed": (1e-3, 1e-2),
+        "BF16, 14B on A100, crashed": (1e-2, 1.0),
+    }
 
 
 @pytest.mark.slow
@@ -256,12 +260,15 @@ def test_responses_of_unknown_prompts_are_told_of(tmp_path):
 
 
 def test_no_correction_does_not_read_as_the_best(tmp_path):
-    """Its ESS is 1, the largest of the table."""
-    verdict = verdict_of(dump(tmp_path / "d.parquet", np.random.default_rng(0).normal(0, 0.5, (400, 3))))
+    """Its ESS is 1, the largest of the table. Its weights agree with the exact ones by their ESS, (Σ R)²/(n·Σ R²), as all
+    responses have three tokens; R is the exponential of a response's sum."""
+    ratios = np.random.default_rng(0).normal(0, 0.5, (400, 3))
+    verdict, exact = verdict_of(dump(tmp_path / "d.parquet", ratios)), np.exp(ratios.sum(1))
     shown = terminal.lines(verdict)
     assert verdict.presets[-1].preset == "none" and verdict.presets[-1].label == "no correction"
-    assert sum("no correction (mismatch stays)   100%  1.00" in line for line in shown) == 1
-    assert "Presets on this dump: tokens kept, ESS after" in shown
+    ess = exact.sum() ** 2 / (400 * (exact**2).sum())
+    assert sum(f"no correction                   100% 1.00 {ess:.2f}" in line for line in shown) == 1
+    assert terminal.HEADER in shown
 
 
 def test_a_bound_comes_from_the_data_where_the_ess_lacks(tmp_path):
@@ -331,32 +338,32 @@ def test_pasted_settings_fill_lines_of_104_characters():
 
 
 @pytest.mark.slow
-def test_the_terminal_shows_the_verdict_in_26_lines(tmp_path, capsys, monkeypatch):
+def test_the_terminal_shows_the_verdict_in_28_lines(tmp_path, capsys, monkeypatch):
     """The page's line is the last. Nothing is wider than 104 characters but the path."""
     monkeypatch.chdir(tmp_path)
     main(["replay", "--example"])
     shown = capsys.readouterr().out.splitlines()
-    assert len(shown) <= 26 and max(map(len, shown[:-1])) <= terminal.PASTED
+    assert len(shown) <= 28 and max(map(len, shown[:-1])) <= terminal.PASTED
     assert shown[0].startswith("LOG-PROBABILITIES  consistent: mean ratio 1.0005 ± 0.0024 ")
     assert shown[1].startswith("SmolLM2-135M from a 4-bit file, FP8 rollout: ")
     assert shown[2] == f"VERDICT  {terminal.FIXED}"
-    assert shown[3] == "TRAINER'S WEIGHTS SERVED  truncate token weights at 2 (set below)"
-    assert shown[5] == "ENGINE'S WEIGHTS SERVED  no correction" and shown[6].startswith("  In 26 new toy regimes it lost 2%")
+    assert shown[3] == "SERVED AS TRAINED  truncate token weights at 2 (set below)"
+    assert shown[6] == "SERVED AS SAMPLED  no correction" and shown[7].startswith("  In 26 new toy regimes it lost 2%")
     assert shown[-1] == f"Page: {tmp_path}/replay-example-fp8/replay.html"
     page = (tmp_path / "replay-example-fp8" / "replay.html").read_text()
-    assert page.index(terminal.FIXED) < page.index("S WEIGHTS SERVED  truncate") < page.index("S WEIGHTS SERVED  no")
+    assert page.index(terminal.FIXED) < page.index("SERVED AS TRAINED  truncate") < page.index("SERVED AS SAMPLED  no")
     assert page.index("What each preset leaves") < page.index("<svg") < page.index("algorithm.rollout_correction.rollout_is")
     assert (tmp_path / "replay-example-fp8" / "replay.png").stat().st_size < 200_000
 
 
 @pytest.mark.usefixtures("no_page")
-@pytest.mark.parametrize(("words", "policies"), [([], ["TRAINER", "ENGINE"]), (["--deploy", "sampler"], ["ENGINE"])])
+@pytest.mark.parametrize(("words", "policies"), [([], ["TRAINED", "SAMPLED"]), (["--deploy", "sampler"], ["SAMPLED"])])
 def test_the_answer_is_that_for_the_deployed_policy(tmp_path, monkeypatch, capsys, words, policies):
     monkeypatch.chdir(tmp_path)
     main(["replay", "--example", "--corrections", "icepop", *words])
     shown = capsys.readouterr().out
-    assert [line.split("'")[0] for line in shown.splitlines() if " WEIGHTS SERVED  " in line] == policies
-    assert ("rollout_is=token" in shown) == ("TRAINER" in policies)  # the sampling policy gets no correction to paste
+    assert re.findall(r"^SERVED AS (\w+)  ", shown, re.M) == policies
+    assert ("rollout_is=token" in shown) == ("TRAINED" in policies)  # the sampling policy gets no correction to paste
 
 
 def test_a_size_that_asks_for_no_weight_stands_beside_the_rule(tmp_path):
@@ -401,7 +408,7 @@ def test_json_is_one_valid_document_of_the_documented_schema(tmp_path, capsys):
     found = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     jsonschema.validate(found, Verdict.model_json_schema())
     assert found["mismatch"]["pareto_k"] is None and found["dump"]["tokens"] == 1
-    assert found["presets"][0].keys() == {"preset", "label", "tokens_kept", "responses_kept", "ess", "largest_weight",
+    assert found["presets"][0].keys() == {"preset", "label", "tokens_kept", "responses_kept", "ess", "agreement", "largest_weight",
                                           "false_rejections"}  # fmt: skip
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(found | {"by_size": "perhaps"}, Verdict.model_json_schema())
