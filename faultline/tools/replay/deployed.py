@@ -66,6 +66,6 @@ def _measured(frozen: Mapping[str, Any], name: str) -> str:
         if score != own
     ]
     return (
-        f"In {frozen['regimes']} new toy regimes it lost {own['mean']:.0%} of RL's gain to the best, {own['worst']:.0%} at worst. "
-        f"Beside it: {'; '.join(others)}."
+        f"In {frozen['regimes']} new toy regimes it lost {own['mean']:.0%} of RL's gain to the best, "
+        f"{own['worst']:.0%} at worst. Beside it: {'; '.join(others)}."
     )

@@ -25,7 +25,7 @@ EXAMPLE_COLOURS = {EXAMPLES["fp8"]: HUES["fp8_tensor"], EXAMPLES["bf16"]: HUES["
 
 
 def presets_figure(dumps: dict[str, list[PresetEffect]], groups: list[list[str]]) -> Figure:
-    """Draw a row per correction, of a bar per dump in two panels. dumps: label -> effects of corrections; the first gives the order.
+    """Draw a row per correction, of a bar per dump in two panels. dumps: label -> effects; the first gives the order.
 
     groups: lists of presets with equal settings, which share a row. Left, the full bar is the ESS, and the pale bar behind it the
     share of tokens kept. Right, the bar is the agreement with the exact sequence weight. Numbers repeat the full bars. Bars of no

@@ -413,7 +413,7 @@ def _limitations(replayed: Replayed, null: Replayed | None, mismatch: Mismatch, 
         limitations.append(UNGROUPED)
     if mismatch.pareto_k is not None and mismatch.pareto_k > HEAVY:
         limitations.append(
-            f"Pareto k of the sequence weights is {mismatch.pareto_k:.2f}: no sample shows their mean, ESS or agreement."
+            f"Pareto k of the sequence weights is {mismatch.pareto_k:.2f}: no sample shows their mean and ESS, or the agreement."
         )
     if (mismatch.ess_sequence or 0) < 1:
         mean = replayed.tokens / replayed.responses

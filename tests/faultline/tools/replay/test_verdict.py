@@ -60,7 +60,8 @@ def test_the_examples_are_small_and_ship_with_the_package():
 
 
 def test_shares_and_ess_of_the_presets_by_hand(shipped):
-    """Lengths n, sums s and means s/n of l; verl compares its bounds with 1/ρ. ESS = (Σg)²/(N·Σg²) over N tokens."""
+    """Lengths n, sums s and means s/n of l; verl compares its bounds with 1/ρ. ESS = (Σg)²/(N·Σg²) over N tokens.
+    The agreement is the squared cosine of g and e^s, its response's exact weight, over tokens."""
     _, verdict, ratios = shipped
     n = np.array([len(l) for l in ratios])
     total, flat = np.array([l.sum() for l in ratios]), np.concatenate(ratios)
@@ -74,6 +75,7 @@ def test_shares_and_ess_of_the_presets_by_hand(shipped):
         "skyrl/product_mask": ones * ((sequence >= 0.5) & (sequence <= 2)),
         "trl/sequence_mask": sequence * (sequence <= 3),
         "verl/decoupled_seq_is": np.minimum(sequence, 2),
+        "skyrl/sequence_tis": np.minimum(sequence, 5),
         "icepop": np.exp(flat) * ((np.exp(flat) >= 0.5) & (np.exp(flat) <= 5)),
         "verl/decoupled_token_is": np.minimum(np.exp(flat), 2),
         "none": ones,
@@ -84,6 +86,8 @@ def test_shares_and_ess_of_the_presets_by_hand(shipped):
         assert row.tokens_kept == pytest.approx((w > 0).mean(), abs=1e-12), row.preset
         ess = w.sum() ** 2 / (len(w) * (w**2).sum()) if w.any() else 0.0
         assert row.ess == pytest.approx(ess, rel=1e-5), row.preset  # the correction is computed in the dump's fp32
+        cosine = (w * sequence).sum() / np.sqrt((w**2).sum() * (sequence**2).sum()) if w.any() else 0.0
+        assert row.agreement == pytest.approx(cosine**2, rel=1e-5), row.preset
     band = next(bound for bound in verdict.bounds if bound.family == "reject-geometric")
     inside = np.maximum(geo, 1 / geo) <= band.c  # the smallest of the grid that keeps 99 %; 1.7 % less in log C keeps less
     assert band.tokens_kept == pytest.approx(inside.mean(), abs=1e-9) and inside.mean() >= 0.99
@@ -136,7 +140,8 @@ def test_the_size_asks_for_a_weight_from_the_cut_off_on(tmp_path, k3, asked):
 
 
 def test_the_published_scales_ascend_and_name_the_runs_that_collapsed():
-    """docs/k3.md: of arXiv 2510.11370 the mixture at 1.5e-3, and with routing replay not at 7.5e-4, of Liu et al. 14B on L20 (1e-3 to 1e-2) and on A100 (1e-2 to 1)."""
+    """docs/k3.md: of arXiv 2510.11370 the mixture at 1.5e-3, and with routing replay, at 7.5e-4, not; of Liu et al. 14B on H20, L20
+    and A100."""
     assert [scale.low for scale in SCALES] == sorted(scale.low for scale in SCALES)
     assert SCALES[0].high < NEGLIGIBLE < SCALES[1].low
     mixtures = {scale.low: scale.what for scale in SCALES if scale.source == "arXiv 2510.11370" and "mixture" in scale.what}
@@ -371,7 +376,7 @@ def test_a_size_that_asks_for_no_weight_stands_beside_the_rule(tmp_path):
     deployed = answers(verdict, Lasting(None, "one step"), records.verdict(), ["sampler"])
     shown = terminal.lines(verdict.model_copy(update={"deployed": deployed}))
     assert shown[2] == f"VERDICT  {terminal.FIXED}"
-    assert shown[5] == "  By its size alone: leave it uncorrected. Every ratio is exactly 1."
+    assert shown[6] == "  By its size alone: leave it uncorrected. Every ratio is exactly 1."
 
 
 @pytest.mark.slow
@@ -408,8 +413,8 @@ def test_json_is_one_valid_document_of_the_documented_schema(tmp_path, capsys):
     found = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     jsonschema.validate(found, Verdict.model_json_schema())
     assert found["mismatch"]["pareto_k"] is None and found["dump"]["tokens"] == 1
-    assert found["presets"][0].keys() == {"preset", "label", "tokens_kept", "responses_kept", "ess", "agreement", "largest_weight",
-                                          "false_rejections"}  # fmt: skip
+    assert found["presets"][0].keys() == {"preset", "label", "tokens_kept", "responses_kept", "ess", "agreement",
+                                          "largest_weight", "false_rejections"}  # fmt: skip
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(found | {"by_size": "perhaps"}, Verdict.model_json_schema())
 
