@@ -115,13 +115,23 @@ def test_its_one_picture_has_the_finding_as_its_title():
 
 @pytest.mark.slow
 def test_the_finding_is_what_replay_prints(verdict):
-    """Four filters keep at most a fifth of the FP8 batch. TRL's default mask and the token weight cut at 2 leave the shares said.
-    The picture has the BF16 batch too, of which verl's filter at 0.999 to 1.001 keeps the share said."""
-    few = sorted(int(share) for line in verdict for share in re.findall(r"\s(\d+)%  0\.", line) if int(share) < 25)
-    assert len(few) == 4 and f"drop {100 - few[-1]} to {100 - few[0]} % of this FP8 batch" in README
-    ess = {name: float(left) for line in verdict for name, left in re.findall(r"  (\S.{29}) +[\d.]+% +([\d.]+)", line)}
-    ess = {name.strip(): left for name, left in ess.items()}
-    assert f"TRL's default mask makes it count as {ess['TRL sequence_mask, 3, default']:.0%}".replace("%", " %") in README
-    assert f"Token weights cut at 2 leave {ess['verl, SkyRL token TIS, 2']:.0%}".replace("%", " %") in README
-    (kept,) = (re.search(r"verl geo_rs\S* .*?(\d+)%", line)[1] for line in replayed("bf16") if "  verl geo_rs" in line)
-    assert f"In BF16 (blue) verl's `geo_rs` drops {100 - int(kept)} %" in " ".join(README.split())
+    """Four filters keep at most a fifth of the FP8 batch, and agree less with exact weights than no correction, whose agreement
+    is the ESS of the exact ones. Of the BF16 batch one of the four leaves less than four fifths."""
+    said = " ".join(README.split())
+    fp8, bf16 = effects(verdict), effects(replayed("bf16"))
+    filters = sorted(name for name, (kept, _, _) in fp8.items() if kept < 25)
+    assert len(filters) == 4 and all(fp8[name][2] < fp8["no correction"][2] for name in filters)
+    kept = sorted(fp8[name][0] for name in filters)
+    assert f"drop {100 - kept[-1]:.0f} to {100 - kept[0]:.0f} % of this FP8 batch" in said
+    assert f"would make it count as {100 * fp8['no correction'][2]:.0f} %" in said
+    assert f"Token weights cut at 2 leave {100 * fp8['verl, SkyRL token TIS, 2'][1]:.0f} %" in said
+    sequence = [100 * fp8[name][1] for name in ("SkyRL sequence TIS, 5", "verl sequence TIS, 2")]
+    assert "Sequence weights correct more, and leave {:.0f} to {:.0f} %".format(*sequence) in said
+    assert f"TRL's default mask leaves {100 * fp8['TRL sequence_mask, 3, default'][1]:.0f} % at 37 tokens, and 4 % at 371" in said
+    assert [name for name in filters if bf16[name][0] < 80] == ["verl geo_rs, 0.999 to 1.001"]
+
+
+def effects(lines: list[str]) -> dict[str, tuple[float, float, float]]:
+    """Preset -> (tokens kept in percent, ESS, agreement) of the lines that replay prints."""
+    rows = [row for line in lines for row in re.findall(r"  (\S.{28}) +([\d.]+)% ([\d.]+) ([\d.]+)", line)]
+    return {name.strip(): tuple(map(float, numbers)) for name, *numbers in rows}

@@ -40,9 +40,10 @@ PARTS = (
     "each part known before a token is drawn. By log μ it rises or falls from bin to bin where the temperatures differ."
 )
 LEAVES = (
-    "Full bar: effective sample size (ESS), 100 % if nothing is dropped and all weights are equal; the number repeats it. "
-    "Pale bar: share of tokens with a weight above 0. No correction leaves all of the batch, and all of the mismatch. Presets "
-    "with equal settings share a row."
+    "Left, full bar: effective sample size (ESS), 100 % if nothing is dropped and all weights are equal; the number repeats it. "
+    "Pale bar: share of tokens with a weight above 0. Right: squared cosine of the weights and the exact ones, the ratios of "
+    "whole responses. Exact weights have 100 % there, and left what no correction has right. Presets with equal settings share "
+    "a row."
 )
 BY_AGE = "Mismatch by age of the weights"
 

@@ -59,16 +59,14 @@ def test_the_examples_are_small_and_ship_with_the_package():
     assert sum((FOLDER / name).stat().st_size for name in shipped) < 2e6
 
 
-def test_shares_and_ess_of_the_presets_by_hand(shipped):
-    """Lengths n, sums s and means s/n of l; verl compares its bounds with 1/ρ. ESS = (Σg)²/(N·Σg²) over N tokens.
-    The agreement is the squared cosine of g and e^s, its response's exact weight, over tokens."""
-    _, verdict, ratios = shipped
+def weights_by_hand(ratios):
+    """Weight g of each token by preset, and e^s of its response. n, s: lengths and sums of l. verl bounds 1/ρ."""
     n = np.array([len(l) for l in ratios])
     total, flat = np.array([l.sum() for l in ratios]), np.concatenate(ratios)
     k3 = np.array([(np.exp(l) - 1 - l).mean() for l in ratios])
     ones, sequence = np.ones(len(flat)), np.repeat(np.exp(total), n)
     geo = np.repeat(np.exp(total / n), n)
-    g = {
+    return sequence, {
         "verl/decoupled_geo_rs": ones * ((geo >= 1 / 1.001) & (geo <= 1 / 0.999)),
         "verl/decoupled_k3_rs": ones * np.repeat(k3 <= 0.01, n),
         "skyrl/geometric_mask": ones * ((geo >= 0.99) & (geo <= 1.01)),
@@ -80,6 +78,12 @@ def test_shares_and_ess_of_the_presets_by_hand(shipped):
         "verl/decoupled_token_is": np.minimum(np.exp(flat), 2),
         "none": ones,
     }
+
+
+def test_shares_and_ess_of_the_presets_by_hand(shipped):
+    """ESS = (Σg)²/(N·Σg²) over N tokens. The agreement is the squared cosine of g and e^s, its response's exact weight."""
+    _, verdict, ratios = shipped
+    sequence, g = weights_by_hand(ratios)
     assert {row.preset for row in verdict.presets} == set(g)
     for row in verdict.presets:
         w = g[row.preset]
@@ -88,6 +92,8 @@ def test_shares_and_ess_of_the_presets_by_hand(shipped):
         assert row.ess == pytest.approx(ess, rel=1e-5), row.preset  # the correction is computed in the dump's fp32
         cosine = (w * sequence).sum() / np.sqrt((w**2).sum() * (sequence**2).sum()) if w.any() else 0.0
         assert row.agreement == pytest.approx(cosine**2, rel=1e-5), row.preset
+    n, total, flat = [len(l) for l in ratios], np.array([l.sum() for l in ratios]), np.concatenate(ratios)
+    geo = np.repeat(np.exp(total / n), n)
     band = next(bound for bound in verdict.bounds if bound.family == "reject-geometric")
     inside = np.maximum(geo, 1 / geo) <= band.c  # the smallest of the grid that keeps 99 %; 1.7 % less in log C keeps less
     assert band.tokens_kept == pytest.approx(inside.mean(), abs=1e-9) and inside.mean() >= 0.99
@@ -95,6 +101,23 @@ def test_shares_and_ess_of_the_presets_by_hand(shipped):
     assert [row.ess for row in verdict.presets] == sorted(row.ess for row in verdict.presets)
     assert verdict.mismatch.k3 == pytest.approx((np.expm1(flat) - flat).mean(), rel=1e-4)
     assert verdict.mismatch.ess_sequence == pytest.approx(np.exp(total).sum() ** 2 / (len(n) * np.exp(2 * total).sum()), rel=1e-4)
+
+
+def test_in_each_resample_of_the_fp8_example_four_filters_agree_less_than_no_correction(shipped):
+    """docs/replay.md. Sums over a response's tokens are drawn with the response."""
+    name, _, ratios = shipped
+    if name != "fp8":
+        return
+    sequence, g = weights_by_hand(ratios)
+    starts = np.cumsum([0, *(len(l) for l in ratios[:-1])])
+    drawn = np.random.default_rng(0).integers(0, len(ratios), (500, len(ratios)))
+    agreement = {}
+    for preset, w in g.items():
+        along, square = (np.add.reduceat(values, starts)[drawn].sum(1) for values in (w * sequence, w**2))
+        agreement[preset] = along**2 / (square * np.add.reduceat(sequence**2, starts)[drawn].sum(1))
+    filters = ("verl/decoupled_geo_rs", "verl/decoupled_k3_rs", "skyrl/geometric_mask", "skyrl/product_mask")
+    assert all((agreement[preset] < agreement["none"]).all() for preset in filters)
+    assert not (agreement["trl/sequence_mask"] < agreement["none"]).all()
 
 
 def test_what_the_shipped_dumps_say(shipped):
@@ -140,8 +163,7 @@ def test_the_size_asks_for_a_weight_from_the_cut_off_on(tmp_path, k3, asked):
 
 
 def test_the_published_scales_ascend_and_name_the_runs_that_collapsed():
-    """docs/k3.md: of arXiv 2510.11370 the mixture at 1.5e-3, and with routing replay, at 7.5e-4, not; of Liu et al. 14B on H20, L20
-    and A100."""
+    """docs/k3.md: of arXiv 2510.11370 the mixture at 1.5e-3, and with routing replay, at 7.5e-4, not; of Liu et al. 14B."""
     assert [scale.low for scale in SCALES] == sorted(scale.low for scale in SCALES)
     assert SCALES[0].high < NEGLIGIBLE < SCALES[1].low
     mixtures = {scale.low: scale.what for scale in SCALES if scale.source == "arXiv 2510.11370" and "mixture" in scale.what}
