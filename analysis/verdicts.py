@@ -31,6 +31,8 @@ SETTINGS = {
     "rollout.staleness": "staleness {}",
 }
 """Formats of config values in words, by config key. The report's note on provenance begins with those that all runs share."""
+FEWEST = 4
+"""Evaluations from which on a collapse of the held-out reward, or learning, can show: the first, and three after it."""
 LISTED = 5
 """Maximum number of items listed in a sentence; the tables have the rest."""
 
@@ -46,6 +48,7 @@ def answer(results: Results) -> list[str]:
         for sentence in [
             f"{_finding(runs, worst)}{proof}." if worst else "",
             _headline(results),
+            _few_evaluations(results),
             *(
                 [_stable(results)]
                 if results.control_only
@@ -107,6 +110,14 @@ def _headline(results: Results) -> str:
     if left.empty:
         return sentence
     return f"{sentence} Another {count(len(left), 'run')} {'counts' if len(left) == 1 else 'count'} in no share: {_states(left)}."
+
+
+def _few_evaluations(results: Results) -> str:
+    """A sentence on runs too short for their outcome: FEWEST evaluations are needed to show a collapse, or that a run learned."""
+    number = results.evaluations.groupby("run").size().reindex(results.ended.index, fill_value=0)
+    if number.empty or number.max() >= FEWEST:
+        return ""
+    return f"No run has more than {count(number.max(), 'evaluation')}: too few to show a collapse, or that a run learned."
 
 
 def _states(runs: pd.DataFrame) -> str:

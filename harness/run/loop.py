@@ -57,7 +57,9 @@ class Run:
                     ending = {"state": "preempted"}
                     raise Preempted(stop)
             if not (c.collapse.stop and self.detectors.collapsed):
-                self.record(step, self.trainer.load_weights() | self.trainer.evaluate(step), track)
+                metrics = self.trainer.load_weights() | self.trainer.evaluate(step)
+                self.record(step, metrics, track)
+                progress.end(metrics)
             state = "collapsed" if self.detectors.collapsed else "done"
             folder.status(state, step=step, steps=c.steps)
             outcome = self.detectors.outcome().present()

@@ -38,6 +38,10 @@ class RunProgress:
             flush=True,
         )
 
+    def end(self, metrics: dict[str, float]) -> None:
+        """Print the evaluation after the last step, which no line on a step shows."""
+        print(f"evaluation at the end {metrics['eval/reward']:.3f}", flush=True)
+
 
 class Preempted(SystemExit):
     """Raised when a signal stops a run, which resumes at its next start. The exit code is 128 + the signal's number."""

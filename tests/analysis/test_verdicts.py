@@ -226,6 +226,15 @@ def test_the_first_sentence_says_what_happened(tmp_path):
     assert "The control has not ended: 1 running." in told["unfinished"] and "has no control" not in told["unfinished"]
 
 
+@pytest.mark.parametrize(("until", "told"), [(10, "2 evaluations"), (15, "3 evaluations"), (20, None)])
+def test_runs_with_too_few_evaluations_are_said_to_show_nothing(tmp_path, until, told):
+    """An evaluation every 5 steps, the first before a step is done. Learning takes the median of three after the first."""
+    write(tmp_path, FP32, learns=False, until=until, state="done")
+    (found,) = [line for line in verdicts.answer(load(tmp_path)) if line.startswith("No run has more than")] or [None]
+    few = f"No run has more than {told}: too few to show a collapse, or that a run learned."
+    assert found == (few if told else None)
+
+
 def test_the_finding_comes_first_and_nothing_repeats_it(tmp_path):
     """Two seeds an arm: fp8 collapses with both, a truncation with one, a mask with none. The two comparisons of the
     corrections share Holm's adjustment, so 2·2/C(2n, n) ≤ 0.05 is asked: 4/70 = 0.057 of four seeds, 4/252 = 0.016 of five."""

@@ -69,6 +69,10 @@ def operate(source: Source, out: Translation, program: str, numbers: Mapping[str
     if source.resolved("trainer.project_name"):
         project = source.text("trainer.project_name")
         out.set("tracking.project", project if out.ready else None)
+        if not out.ready:
+            out.notes.append(
+                f"trainer.project_name={project}: the look on the small model goes to no W&B project. --launch writes it"
+            )
     out.set("actor.betas", source.numbers(BETAS[program]))
     if source.has(CHECKPOINTING[program]):
         out.set("actor.gradient_checkpointing", source.flag(CHECKPOINTING[program]))

@@ -16,6 +16,7 @@ POLICY = PolicyKeys(
 BARE = ("use_tis", "policy_loss_type", "tis_ratio_type")
 CORRECTION = re.compile(r"off_policy_correction\.|tis_|use_tis|_mask_(is|low|high|metric)|outlier_token")
 PREFIXES = ("trainer.algorithm.", "off_policy_correction.")
+INIT = "generator.inference_engine.engine_init_kwargs."
 UNCORRECTED = ("importance_sampling", "cross_entropy")
 """Losses to which SkyRL applies no correction, even if the config sets one."""
 REDUCTIONS = {mode: mode for mode in ("token_mean", "seq_mean_token_sum_norm", "prompt_mean")}
@@ -74,9 +75,20 @@ def translate(source: Source, out: Translation) -> None:
     source.take("generator.sampling_params.logprobs")  # log μ is always recorded here
     out.sampling(source, "generator.sampling_params.top_p", "generator.sampling_params.top_k")
     _entropy_and_groups(source, out)
+    _logged(source, out)
     operation.of_skyrl(source, out)
     out.minibatches(source, "trainer.policy_mini_batch_size", "trainer.train_batch_size")
     out.run_on(source, "trainer.placement.policy_num_gpus_per_node", "trainer.placement.policy_num_nodes")
+
+
+def _logged(source: Source, out: Translation) -> None:
+    """Warn that SkyRL's own ratios are wrong: at a temperature other than 1 vLLM's default logs log μ before it."""
+    temperature, mode = source.number("generator.sampling_params.temperature", default=1.0), f"{INIT}logprobs_mode"
+    if temperature != 1 and not source.has(mode):
+        out.warnings.append(
+            f"generator.sampling_params.temperature={temperature:g} without {mode}: SkyRL leaves vLLM's raw_logprobs, so every "
+            "ratio is wrong there, and right here. Set it to processed_logprobs there"
+        )
 
 
 def _loss(source: Source, out: Translation) -> None:

@@ -400,6 +400,8 @@ class Translation:
         lines += [f"# WARNING: {printable(warning)}" for warning in self.warnings]
         lines += [f"# note: {printable(note)}" for note in self.notes]
         lines += [f"# not translated: {printable(line)}" for line in self.lost + left]
+        if not self.ready:  # in fp32 the small model's engine and trainer agree exactly
+            lines += [f"# a control: the command above with {' '.join(_control(correction))}"]
         lines += ["defaults:", *(f"  - override /{group}: {option}" for group, option in self.options.items())]
         if "rollout/precision" not in self.options:
             lines += ["  - override /rollout/precision: bf16  # the dtype of the rollout is not set; theirs is bf16 by default"]
@@ -441,6 +443,19 @@ def check_bounds(key: str, text: str) -> None:
         return
     remedy = "for two bounds write each with a decimal point, as 0.5_2.0"
     raise UserError(f"{key}={text}: Hydra and YAML read this as the number {number:g}, and so does verl; {remedy}")
+
+
+def _control(correction: Correction) -> list[str]:
+    """Overrides of a run with this correction that make it a control: exact rollouts, and no correction."""
+    weight = correction.weight if correction.weight.level else Weight()
+    set_to = {
+        **{f"weight.{key}": "null" for key in ("level", "lower", "upper") if getattr(weight, key) is not None},
+        **({"normalize": "none"} if correction.normalize != "none" else {}),
+        **({"denominator": "original"} if correction.denominator != "original" else {}),
+        **({"ratio": "old"} if correction.ratio != "old" else {}),
+    }
+    words = [f"correction.{key}={value}" for key, value in set_to.items()]
+    return ["rollout/precision=fp32", *words, *(["~correction.reject"] if correction.reject else [])]
 
 
 def _plain(correction: Correction) -> dict[str, Any]:

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from analysis.sources import is_control
 from faultline.cli import main
 from faultline.tools.import_config import import_config, trl
 from faultline.tools.import_config.translation import Source, Translation
+from harness.arms import arms
 from harness.compose import compose
 from harness.config import parse
 from harness.errors import UserError
@@ -355,6 +357,39 @@ def test_that_another_model_trains_is_the_first_line(tmp_path, theirs, first):
     assert warnings_of(tmp_path, theirs)[0] == f"the built-in small model trains, {first}"
 
 
+@pytest.mark.parametrize(("settings", "told"), [({"temperature": 0.6}, 1), ({"temperature": 1.0}, 0), ({}, 0)])
+def test_ratios_that_skyrl_gets_wrong_are_told(tmp_path, settings, told):
+    """At a temperature other than 1 its default mode logs log μ before temperature, and with its key set log μ itself."""
+    theirs = {"trainer.algorithm.use_kl_loss": False, "trainer.max_training_steps": 5}
+    theirs |= {f"generator.sampling_params.{key}": value for key, value in settings.items()}
+    assert sum("SkyRL leaves vLLM's raw_logprobs" in line for line in warnings_of(tmp_path, theirs)) == told
+    mode = {"generator.inference_engine.engine_init_kwargs.logprobs_mode": "processed_logprobs"}
+    assert not any("raw_logprobs" in line for line in warnings_of(tmp_path, theirs | mode))
+
+
+def test_a_project_that_the_small_model_does_not_log_to_is_noted(imported):
+    _, notes, _ = imported({"algorithm.adv_estimator": "grpo", "trainer.project_name": "mine"})
+    assert "trainer.project_name=mine: the look on the small model goes to no W&B project. --launch writes it" in notes
+
+
+def test_the_words_for_a_control_leave_rollouts_exact_and_uncorrected(tmp_path):
+    """The composed config is what the report calls a control."""
+    at = "algorithm.rollout_correction."
+    theirs = {"algorithm.adv_estimator": "grpo", f"{at}rollout_is": "token", f"{at}rollout_is_threshold": 2.0}
+    theirs |= {f"{at}rollout_rs": "seq_mean_k1", f"{at}rollout_rs_threshold": "0.9_1.1", f"{at}rollout_is_batch_normalize": True}
+    (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(theirs))
+    (tmp_path / "experiment").mkdir()
+    text = import_config(tmp_path / "theirs.yaml")
+    (tmp_path / "experiment" / "mine.yaml").write_text(text)
+    (words,) = re.findall(r"^# a control: the command above with (.*)$", text, re.M)
+    more = {"it": [], "control": words.split()}
+    configs = {
+        run: parse(compose("+experiment=mine", *these, config_dir=tmp_path)).model_dump(mode="json")
+        for run, these in more.items()
+    }
+    assert [is_control(configs[run], arm) for run, arm in arms(configs).items()] == [False, True]
+
+
 @pytest.mark.parametrize(("rate", "written"), [(1e-6, False), (9.9e-5, False), (1e-4, True), (0.0, True)])
 @pytest.mark.parametrize("key", ["learning_rate", "actor.optim.lr", "trainer.policy.optimizer_config.lr"])
 def test_a_rate_for_large_models_is_a_comment(imported, key, rate, written):
@@ -495,7 +530,7 @@ finally:
     assert (status, err.endswith("[]\n")) == (0, True)
     assert err.startswith("# WARNING: trainer.total_training_steps is not set. STEPS STAY AT THE DEFAULT OF 280: set steps")
     assert out.startswith("# @package _global_\n# verl config verl.yaml, translated.")
-    assert "# not translated: actor.shuffle=0.1\ndefaults:\n  - override /loss: ppo\n" in out
+    assert "# not translated: actor.shuffle=0.1\n# a control: " in out and "\ndefaults:\n  - override /loss: ppo\n" in out
     missing = tmp_path / "none.yaml"
     assert run(missing) == (2, "", f"{missing}: cannot be read (No such file or directory); give a YAML or JSON file\n[]\n")
 
