@@ -42,8 +42,8 @@ PARTS = (
 LEAVES = (
     "Left, full bar: effective sample size (ESS), 100 % if nothing is dropped and all weights are equal; the number repeats it. "
     "Pale bar: share of tokens with a weight above 0. Right: squared cosine of the weights and the exact ones, the ratios of "
-    "whole responses. Exact weights have 100 % there, and left what no correction has right. Presets with equal settings share "
-    "a row."
+    "whole responses. Exact weights would have 100 % there, and the agreement of no correction as their ESS. Presets with equal "
+    "settings share a row."
 )
 BY_AGE = "Mismatch by age of the weights"
 
