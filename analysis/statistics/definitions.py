@@ -26,7 +26,10 @@ def curves(steps: pd.DataFrame) -> Curves:
         return {}
     whole = steps.groupby("run", observed=True).step.transform("min") == 0
     rows = steps.loc[whole, ["run", "step", "eval/reward", "eval/stderr"]].dropna()
-    return {str(run): part.to_dict("records") for run, part in rows.groupby("run", observed=True)}
+    evaluated: Curves = {str(run): [] for run in rows.run.cat.remove_unused_categories().cat.categories}
+    for run, row in zip(rows.pop("run"), rows.to_dict("records"), strict=True):
+        evaluated[run].append(row)
+    return evaluated
 
 
 def of_reward(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -55,12 +58,15 @@ def robustness(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evaluated
 
 
 def _fires(rows: list[dict[str, float]], configured: dict[str, Any]) -> list[bool]:
-    """Whether the drawdown detector fires on `rows`: a bool per pair (δ, m). If the first one does not fire, none does."""
-    fired: list[bool] = []
-    for delta, m in product(DELTAS, LENGTHS):
-        possible = not fired or fired[0]
-        fired.append(possible and bool(detect(rows, {"drawdown": configured | {"delta": delta, "consecutive": m}})))
-    return fired
+    """Whether the drawdown detector fires on `rows`: a bool per pair (δ, m). A larger δ or m asks for more."""
+
+    def fires(delta: float, m: int) -> bool:
+        return bool(detect(rows, {"drawdown": configured | {"delta": delta, "consecutive": m}}))
+
+    pairs = list(product(DELTAS, LENGTHS))
+    if not fires(*pairs[0]):
+        return [False] * len(pairs)
+    return [True] * len(pairs) if fires(*pairs[-1]) else [fires(*pair) for pair in pairs]
 
 
 def disagreements(runs: pd.DataFrame, configs: dict[str, dict[str, Any]], evaluated: Curves) -> list[str]:

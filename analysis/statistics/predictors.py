@@ -199,10 +199,10 @@ def _left_out(runs: pd.DataFrame, by_run: dict[str, Signal]) -> tuple[np.ndarray
         threshold = _threshold(levels[others], event[others])
         if np.isnan(threshold):
             continue
-        for run in mine.itertuples():
-            at = alarm(by_run[run.Index], threshold)
-            if run.event:
-                lead.append(run.onset - at if at < run.onset else np.nan)
+        for run, collapsed, onset in zip(mine.index, mine.event, mine.onset, strict=True):
+            at = alarm(by_run[run], threshold)
+            if collapsed:
+                lead.append(onset - at if at < onset else np.nan)
             else:
                 false.append(np.isfinite(at))
     return np.array(lead, float), np.array(false, bool)

@@ -9,6 +9,7 @@ from typing import Any
 from faultline.cli.arguments import TRUST, folder
 from faultline.cli.arguments import seeds as seeds_type
 from harness.errors import UserError, printable
+from harness.startup import uncollected
 
 HELP = "compare the runs of a sweep: an HTML page, Markdown and CSV files"
 EXAMPLES = """\
@@ -40,8 +41,8 @@ def run(
     if watch:
         _watch(sweep, {"out": out, "into": into, "seeds": seeds, "wandb": wandb, **options})
         return
-    from analysis.report import report
-
+    with uncollected():
+        from analysis.report import report
     page = report(sweep, out, into, seeds, pictures=wandb is not None, **options).resolve()
     print(printable(f"Page: {page}"))
     if wandb is not None:

@@ -57,8 +57,10 @@ class Detectors:
 
     def observe(self, step: int, metrics: dict[str, float]) -> dict[str, Event]:
         """Feed a step's metrics to all detectors without an event so far. Returns the events of the step, by detector."""
-        watching = {name: detector for name, detector in self.detectors.items() if name not in self.events}
-        completed = {name: event for name, detector in watching.items() if (event := detector.observe(step, metrics))}
+        completed = {}
+        for name, detector in self.detectors.items():
+            if name not in self.events and (event := detector.observe(step, metrics)):
+                completed[name] = event
         self.events |= completed
         return completed
 

@@ -18,6 +18,8 @@ end_with_parent(signal.SIGKILL)
 end_quietly_without_data()
 PRELOADED = (
     "harness.run.loop",
+    "harness.train.data.dump",
+    "transformers.optimization",
     "transformers.models.qwen3.modeling_qwen3",
     "wandb",
     "pandas",  # pyarrow imports it with the first dump

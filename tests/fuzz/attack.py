@@ -38,7 +38,7 @@ GOOD = {"report": "sweep", "power": "sweep", "replay": "sweep/fp32-1", "import-c
 """Command -> an argument that it takes."""
 FOLDERS = [["report", "sweep"]] * 3 + [["replay", "sweep/fp32-1"]] * 3 + [["sweep", "status", "sweep"]] * 2 + [
     ["sweep", "logs", "sweep"], ["power", "sweep"], ["gradient", "sweep/fp32-1"], ["branch", "sweep/fp32-1"]]  # fmt: skip
-SHARED = ("analysis.report", "analysis.power", "faultline.tools.gradient.command", "faultline.tools.replay.command",
+SHARED = ("analysis.report", "analysis.power", "faultline.tools.gradient.command", "faultline.tools.replay.answer",
           "faultline.tools.import_config", "harness.memory", "sweeps.branch", "sweeps.commands")  # fmt: skip
 """Modules that the commands import, imported once for all cases: that takes longer than the rest of a case."""
 SECRET = "the user's own file"

@@ -62,6 +62,25 @@ def test_a_command_that_computes_nothing_imports_nothing_to_compute_with(command
     assert done.stdout and done.stderr.strip() == ""
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nosuch.jsonl"],
+        ["bad.jsonl"],
+        ["--example", "--precision", "nosuch"],
+        ["--example", "--corrections", "nosuch"],
+        ["--example", "--gate", "nosuch<1"],
+    ],
+    ids=" ".join,
+)
+def test_a_refused_replay_imports_nothing_to_compute_with(arguments, tmp_path):
+    (tmp_path / "bad.jsonl").write_text('{"logp_rollout": [-1.0], "logp_old": [-1.0]}\n{\n')
+    shown = "print(*sorted({'torch', 'scipy', 'matplotlib'} & set(sys.modules)))"
+    code = f"import sys\nfrom faultline.cli import main\ntry: main(['replay', *{arguments}])\nfinally: {shown}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and done.stdout.strip() == "", done.stderr
+
+
 def test_a_variable_is_set_within_and_comes_back_as_it_was(monkeypatch):
     monkeypatch.setenv("SET_BEFORE", "before")
     monkeypatch.delenv("NOT_SET_BEFORE", raising=False)

@@ -1,33 +1,27 @@
-"""The command `faultline replay DUMP`: it reads a dump, prints the verdict and writes the files."""
+"""The command `faultline replay DUMP`. It imports torch and matplotlib once all is checked: a refusal does without."""
 
 from __future__ import annotations
 
-import json
 import sys
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from algos.corrections.spec import Correction
-from algos.diagnostics.identity import by_place
-from analysis.frames import show
-from analysis.statistics.benchmark import POLICIES
-from faultline import records
-from faultline.tools.replay import page, terminal
-from faultline.tools.replay.advice import Advisor, Target
-from faultline.tools.replay.collect import Replayed, collect
-from faultline.tools.replay.deployed import answers
-from faultline.tools.replay.evidence import Evidence, known
-from faultline.tools.replay.example import EXAMPLES, PRECISIONS, SOUND, example
+from algos.diagnostics import rounding
+from faultline.tools.replay.example import example
 from faultline.tools.replay.gate import parse
-from faultline.tools.replay.junit import write_junit
-from faultline.tools.replay.persistence import persistence
 from faultline.tools.replay.presets import presets
 from faultline.tools.replay.sources import Dump
-from faultline.tools.replay.verdict import KNOWN, PresetEffect, Verdict, compared, detailed, gated, judge, listed
 from harness.errors import UserError, printable
+from harness.startup import uncollected
+
+if TYPE_CHECKING:
+    from faultline.tools.replay.verdict import Verdict
+
+FP8 = (
+    "fp8 names no format. Take fp8_tensor for vLLM's quantization=fp8 and fp8_per_tensor, fp8_channel for its fp8_per_channel, "
+    "fp8_block for its fp8_per_block and for verl's quantization=fp8"
+)
+"""Answer to --precision fp8. vLLM 0.32 takes fp8 for FP8 checkpoints only. verl's fp8 has blocks of 128 x 128 weights."""
 
 
 def replay_command(
@@ -35,95 +29,47 @@ def replay_command(
     *,
     example_name: str | None = None,
     corrections: list[str] | None = None,
+    gates: list[str] | None = None,
     null: Path | None = None,
-    keep: float = 0.99,
-    ess: float = 0.9,
     skip_bad: bool = False,
-    out: Path | None = None,
-    tables: bool = False,
-    as_json: bool = False,
     precision: str | None = None,
     baseline: Path | None = None,
-    gates: list[str] | None = None,
-    junit: Path | None = None,
-    deploy: str | None = None,
+    **options: Any,
 ) -> Verdict:
-    """Print the verdict on a dump, write the page and CSV files, and return the verdict.
+    """Check what is asked of a dump, print the verdict on it, write the page and CSV files, and return the verdict.
 
     dump: a file, a folder or a run folder. example_name: a shipped dump instead. corrections: names of presets or YAML files,
-    all presets if None. null: a dump without mismatch, for false rejections. keep: share of tokens that a proposed filter must
-    keep. ess: ESS that a proposed truncation must have. tables: print all numbers too. as_json: print only a `Verdict`.
+    all presets if None. gates: bounds of metrics, as k3<2e-3. null: a dump without mismatch, for false rejections.
     precision: the coarser of the sampler's and the trainer's precisions, a name of `rounding.K3`; by default that of the run's
     config or of the example.
     baseline: a dump of the same model without a fault, whose K3 counts instead of the precision's.
-    deploy: the policy that is deployed, trainer or sampler; both if None. gates: bounds of metrics, as k3<2e-3. junit: path of a
-    JUnit file with the diagnosis and the gates as test cases.
-    out: folder of the files; by default `replay` in the dump's folder, `<file>-replay` beside a file, `replay-example-NAME`.
+    options: the other parameters of `answer`.
     Raises UserError unless exactly one of dump and example_name is given, on an unknown precision and on a wrong gate.
     """
     if (dump is None) == (example_name is None):
         raise UserError("give a dump, or --example for the one that ships with the package; not both")
     bounded = [parse(gate) for gate in gates or []]
     path = example(example_name) if example_name else Path(dump or "")
-    torch.set_num_threads(1)
     specs = {name: preset.correction for name, preset in presets(corrections).items()}
-    target = Target(keep, ess)
     print(printable(f"reading {path}"), file=sys.stderr, flush=True)
-    advisor, evidence = Advisor(target), Evidence(known(path, precision or PRECISIONS.get(example_name or ""), baseline))
-    replayed = collect(Dump(path, skip_bad=skip_bad), specs, advisor, evidence)
-    control = None if null is None else collect(Dump(null, skip_bad=skip_bad), specs)
-    advice = advisor.propose(None if control is None else control.thresholds)
-    name = EXAMPLES[example_name] if example_name else printable(path.name)
-    diagnosis, tokens = evidence.diagnosis()
-    verdict = judge(name, replayed, control, advice, target, diagnosis, None if corrections else KNOWN)
-    verdict = detailed(gated(verdict, bounded, advice), tokens)
-    lasting = persistence(Dump(path, skip_bad=skip_bad))
-    policies = POLICIES if deploy is None else (deploy,)
-    answered = answers(verdict, lasting, records.verdict(), policies)
-    limits = [f"Persistence: {lasting.why}."] if lasting.value is None else []
-    if diagnosis.kind == "consistent" and (note := evidence.note(diagnosis)):
-        limits.append(note)
-    more: dict[str, Any] = {"deployed": answered, "persistence": lasting.value, "persistence_note": lasting.why}
-    more |= {"limitations": [*limits, *verdict.limitations], "compared": compared(diagnosis, evidence.facts)}
-    verdict = verdict.model_copy(update=more)
-    shown = {name: verdict.presets} | _references(specs, verdict, {name})
-    out = out or _folder(path, example_name)
-    verdict = page.write(out, verdict, shown, replayed, control, advice.bounds, by_place(tokens.pairs))
-    if junit is not None:
-        write_junit(junit, verdict)
-    if as_json:
-        print(json.dumps(verdict.model_dump(mode="json"), indent=2))  # ASCII: a stranger's names send the terminal no codes
-        return verdict
-    print(*terminal.lines(verdict), sep="\n")
-    if tables:
-        _show_tables(replayed, control, page.advice_table(advice.bounds), target)
-    print(printable(f"Page: {verdict.page}"))
-    return verdict
-
-
-def _references(specs: dict[str, Correction], verdict: Verdict, without: set[str]) -> dict[str, list[PresetEffect]]:
-    """Effects of the verdict's presets on the sound examples, by title. Left out: titles in `without`, and unusable dumps."""
-    shown = {preset.preset: specs[preset.preset] for preset in verdict.presets}
-    references: dict[str, list[PresetEffect]] = {}
-    for name in SOUND:
-        title = EXAMPLES[name]
-        with suppress(UserError):
-            references |= {} if title in without else {title: listed(collect(Dump(example(name)), shown), None)}
-    return references
-
-
-def _folder(path: Path, example_name: str | None) -> Path:
-    if example_name:  # never into the installed package
-        return Path(f"replay-example-{example_name}")
-    return path / "replay" if path.is_dir() else path.with_name(f"{path.stem}-replay")
-
-
-def _show_tables(replayed: Replayed, control: Replayed | None, advice, target: Target) -> None:
-    print(*page.summary(replayed), sep="\n")
-    show("presets", page.corrections_table(replayed, control))
-    show("grid: share of tokens kept, ESS", page.grid_table(replayed))
-    show(f"bounds that keep {target.kept:.2%} of the tokens, or have an ESS of {target.ess:g}", advice)
-    if len(replayed.versions) > 1:
-        show(page.BY_AGE, replayed.versions)
-    for name, reason in replayed.skipped.items():
-        print(printable(f"{name}: {reason}, so it is left out"))
+    if precision == "fp8":
+        raise UserError(f"--precision fp8: {FP8}")
+    if precision is not None and precision not in rounding.K3:
+        raise UserError(f"--precision {precision}: its rounding was not measured; accepted are {', '.join(rounding.K3)}")
+    for one, lenient in ((baseline, False), (path, skip_bad), (null, skip_bad)):
+        if one is not None:
+            Dump(one, skip_bad=lenient).check()
+    with uncollected():
+        from faultline.tools.replay.answer import answer
+    return answer(
+        path,
+        specs,
+        bounded,
+        example_name=example_name,
+        chosen=bool(corrections),
+        null=null,
+        skip_bad=skip_bad,
+        precision=precision,
+        baseline=baseline,
+        **options,
+    )

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algos.diagnostics import rounding
 from algos.diagnostics.evidence import Predicted
 from algos.diagnostics.pairs import FEWEST, LogpPairs
 from algos.faults.diagnose import Diagnosis
@@ -27,25 +26,16 @@ LAGGING = "All responses begin with older weights: --precision and --baseline we
 """Note on a dump without a fault if its precision or a baseline is known, and no token is fresh (`algos.faults.diagnose`)."""
 NOTES = (UNCOMPARED, LAGGING)
 """The notes on a K3 that was not compared. A verdict holds one among its limitations, and the terminal prints it in any case."""
-FP8 = (
-    "fp8 names no format. Take fp8_tensor for vLLM's quantization=fp8 and fp8_per_tensor, fp8_channel for its fp8_per_channel, "
-    "fp8_block for its fp8_per_block and for verl's quantization=fp8"
-)
-"""Answer to --precision fp8. vLLM 0.32 takes fp8 for FP8 checkpoints only. verl's fp8 has blocks of 128 x 128 weights."""
 
 
 def known(path: Path, precision: str | None = None, baseline: Path | None = None) -> RunFacts:
     """Return what explains the mismatch of a dump, read from the config of its run: precision, lag and noise.
 
     path: a run folder, its dumps or one of their files. precision: a name of `rounding.K3`, which replaces that of the config.
-    baseline: a dump of the same model without a fault. Raises UserError on an unknown precision or a baseline with a fault.
+    baseline: a dump of the same model without a fault. Raises UserError on a baseline with a fault.
     """
     facts = _configured(path)
     if precision is not None:
-        if precision == "fp8":
-            raise UserError(f"--precision fp8: {FP8}")
-        if precision not in rounding.K3:
-            raise UserError(f"--precision {precision}: its rounding was not measured; accepted are {', '.join(rounding.K3)}")
         facts = facts._replace(precision=precision)
     return facts if baseline is None else facts._replace(baseline=_k3(baseline))
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from faultline.tools.replay.family import FlatTokens
+if TYPE_CHECKING:
+    from faultline.tools.replay.family import FlatTokens
 
 Interval = tuple[float, float]
 

@@ -14,16 +14,18 @@ import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from harness.dumps.files import tabulate, unpadded
 from harness.dumps.schema import COLUMNS, LOGPS, Problem
 from harness.errors import UserError, first_line
 from harness.room import out_of_memory
+
+if TYPE_CHECKING:
+    import torch
 
 LINES = 4096
 """Maximum number of lines of a JSONL file that are read into one table."""
@@ -138,6 +140,8 @@ def read_skyrl(path: Path) -> Columns:
 
 def read_tensors(path: Path) -> Columns:
     """Read [B, T] tensors written by torch.save under verl's or TRL's names. Raises UserError on any other file."""
+    import torch
+
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except NOT_READ as error:
@@ -341,10 +345,12 @@ def _skyrl_prompts(sequences: np.ndarray, theirs: Columns) -> np.ndarray:
 
 def _skyrl_array(value: dict[str, Any]) -> np.ndarray:
     if value.get("format") == "torch":
+        import torch
+
         return _array(torch.load(io.BytesIO(value["data"]), map_location="cpu", weights_only=True))
     return np.frombuffer(value["data"], dtype=np.dtype(value["dtype"])).reshape(value["shape"])
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
-    in_numpy = not tensor.is_floating_point() or tensor.dtype in (torch.float32, torch.float64)
+    in_numpy = not tensor.is_floating_point() or tensor.element_size() >= 4  # no bfloat16 there, and no 8-bit format
     return (tensor if in_numpy else tensor.float()).detach().numpy()

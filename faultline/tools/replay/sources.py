@@ -13,6 +13,7 @@ from faultline.tools.replay import readers
 from harness.dumps import files
 from harness.dumps.schema import DumpedResponses, Problem, absent, problems, responses
 from harness.errors import UserError
+from harness.room import bounded
 
 SUFFIXES = (".parquet", ".jsonl", ".pkl", ".pt")
 SHOWN = 10
@@ -34,6 +35,12 @@ class Dump:
         self.path, self.skip_bad = path, skip_bad
         self.files = _files(path)
         self.rows, self.bad, self.read, self.fills = 0, 0, 0, 0
+
+    def check(self) -> None:
+        """Raise UserError if the first rows cannot be used. Files of tensors are left to `batches`, since torch reads them."""
+        if self.files[0].suffix in (".jsonl", ".parquet"):
+            with bounded(self.path):
+                next(self.tables(), None)
 
     def batches(self) -> Iterator[DumpedResponses]:
         """Yield batches: adjacent rows of a step or, without steps, a file or row group. Raises UserError if no row is valid."""

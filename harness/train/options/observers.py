@@ -15,7 +15,6 @@ from harness.build import Plan
 from harness.diagnosis import CELLS, run_facts
 from harness.files import EventLog
 from harness.train.data.batch import TrainingBatch
-from harness.train.data.dump import dump
 from harness.train.data.responses import Responses
 from harness.train.options.changed_weights import ChangedWeights
 from harness.train.ranks import join
@@ -51,11 +50,13 @@ class Dumps:
     """Writes the training batch of every `every`-th step into the run folder as a Parquet file, called a dump."""
 
     def __init__(self, every: int, folder: EventLog):
-        self.every, self.folder = every, folder
+        from harness.train.data.dump import dump  # imports pyarrow, which no other run needs
+
+        self.every, self.folder, self.dump = every, folder, dump
 
     def __call__(self, done: Finished) -> dict[str, float]:
         if done.step % self.every == 0:
-            dump(self.folder.path, done.step, done.responses, done.made.batch, done.order, done.logp)
+            self.dump(self.folder.path, done.step, done.responses, done.made.batch, done.order, done.logp)
         return {}
 
 
