@@ -18,7 +18,7 @@ WORDS = {
     "geometric": "reject by the geometric mean, and mask tokens above 2",
 }
 """Name of a correction in the study of docs/decision.md -> the correction in words."""
-PLAIN = {"sequence": "sequence truncation", "token": "token truncation", "none": "no correction"}
+PLAIN = {"none": "no correction", "token": "token truncation", "sequence": "sequence truncation"}
 """Fixed choice that stands beside a rule -> its words. They are the corrections that a user would set without a rule."""
 CONSTANT = "best constant"
 """Name of the rule that proposes one correction whatever the dump shows."""
@@ -37,8 +37,13 @@ def answers(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], polic
 def _answer(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], policy: Any) -> Deployed:
     name = frozen["chosen"]
     measured = _measured(frozen, name)
+    lost = {
+        what: (one["mean"], one["worst"])
+        for what, one in ((what, frozen["scores"][f"always {arm}"]) for arm, what in PLAIN.items())
+    }
+    study = {"measured": measured, "regimes": frozen["regimes"], "lost": lost}
     if not verdict.answerable:
-        return Deployed(policy=policy, rule=name, arm=None, text="no correction is proposed", measured=measured, settings={})
+        return Deployed(policy=policy, rule=name, arm=None, text="no correction is proposed", settings={}, **study)
     if name == CONSTANT:
         arm: str | None = frozen["best"]
         text = WORDS[frozen["best"]]
@@ -49,7 +54,7 @@ def _answer(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], polic
         arm = arms.pop() if len(arms) == 1 else None
         text = WORDS[arm] if arm else f"undecided: the rule asks whether the error stays over {LAG} syncs, and {lasting.why}"
     settings = arm_settings(arm) if arm not in (None, "none") else {}
-    return Deployed(policy=policy, rule=name, arm=arm, text=text, measured=measured, settings=settings)
+    return Deployed(policy=policy, rule=name, arm=arm, text=text, settings=settings, **study)
 
 
 def _measured(frozen: Mapping[str, Any], name: str) -> str:

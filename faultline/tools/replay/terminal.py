@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import log
 from textwrap import wrap
 
@@ -43,7 +44,7 @@ WORDS = {
     "not asked": "no correction is proposed",
 }
 """Value of Verdict.by_size -> its words in the terminal, where no weight is proposed."""
-FIXED = "No bug found. Settings are fixed, not fitted to this dump; none was shown to beat another."
+FIXED = "No bug found. The same settings for every sound dump: none was shown to beat another."
 """Headline where the study of docs/decision.md supports one correction for each deployed policy, whatever the dump shows. None of
 the other rules and corrections was shown better there, nor was the default shown to beat no correction."""
 SERVED = {"trainer": "SERVED AS TRAINED", "sampler": "SERVED AS SAMPLED"}
@@ -58,7 +59,7 @@ def lines(verdict: Verdict) -> list[str]:
     bad = f"; {d.bad_rows:,} bad rows left out" if d.bad_rows else ""
     responses = f"{d.responses:,} response{'s' * (d.responses != 1)}"
     size = f"{d.name[:60]}: {responses}, {d.tokens:,} tokens, {d.batches:,} batch{'es' * (d.batches > 1)}{bad}"
-    sizes = f"Mismatch before correction: token ESS {_ess(m.ess_token)}, sequence ESS {_ess(m.ess_sequence)}. K3"
+    sizes = f"Mismatch: token ESS {_ess(m.ess_token)}, sequence ESS {_ess(m.ess_sequence)}. K3"
     first, notes = diagnosis_lines(verdict.diagnosis), [f"Note: {line}" for line in _narrow(verdict)]
     if not verdict.diagnosis.consistent:
         rest = [size, f"{sizes} {m.k3:.1e} nats per token.", f"VERDICT  {headline(verdict)}", f"  {verdict.reason}"]
@@ -77,7 +78,7 @@ def lines(verdict: Verdict) -> list[str]:
         *deployed_lines(verdict),
         *(f"  {line}" for line in [*because, *starved(verdict)]),
         *gate_lines(verdict),
-        f"{sizes}, nats per token:",
+        f"{sizes} in nats per token, which alone predicts nothing:",
         *_scales(m, verdict.compared),
         *persistence_lines(verdict),
         HEADER,
@@ -98,13 +99,27 @@ def deployed(verdict: Verdict) -> list[tuple[str, str]]:
 
 
 def deployed_lines(verdict: Verdict) -> list[str]:
-    """Format the correction for each deployed policy, and below it what the study measured of its choice."""
-    return [
-        line
-        for chosen, measured in deployed(verdict)
-        for line in wrap(chosen, WIDTH, subsequent_indent="  ")
-        + wrap(measured, WIDTH, initial_indent="  ", subsequent_indent="  ")
+    """Format the correction for each deployed policy, and below what the study measured of the fixed settings, as a table."""
+    chosen = [line for one, _ in deployed(verdict) for line in wrap(one, WIDTH, subsequent_indent="  ")]
+    if not chosen:
+        return []
+    own = [one.measured for one in verdict.deployed if one.rule != CONSTANT]
+    first = verdict.deployed[0]
+    rows = [
+        f"  {SERVED[one.policy].lower():<20}{_cells(f'{m:.0%}, {w:.0%}' for m, w in one.lost.values())}"
+        for one in verdict.deployed
     ]
+    return [
+        *chosen,
+        *(line for sentence in own for line in wrap(sentence, WIDTH, initial_indent="  ", subsequent_indent="  ")),
+        f"Share of RL's gain that a setting lost to the best in {first.regimes} new toy regimes, mean and worst:",
+        f"  {'':<20}{_cells(first.lost)}",
+        *rows,
+    ]
+
+
+def _cells(texts: Iterable[str]) -> str:
+    return "".join(f"{text:<22}" for text in texts).rstrip()
 
 
 def persistence_lines(verdict: Verdict) -> list[str]:

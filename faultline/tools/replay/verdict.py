@@ -161,7 +161,11 @@ class Deployed(_Part):
     rule: str = Field(description="v2 or best constant")
     arm: str | None = Field(description="none, token, sequence, mask or geometric; null where no arm is named")
     text: str = Field(description="the arm in words, or why none is named")
-    measured: str = Field(description="what the study measured for the rule")
+    measured: str = Field(description="what the study measured for the rule, in a sentence")
+    regimes: int = Field(description="number of regimes of the study that no rule was tuned on")
+    lost: dict[str, tuple[float, float]] = Field(
+        description="fixed setting: share of RL's gain that it lost to the best correction in these regimes, mean and worst"
+    )
     settings: dict[str, list[str]] = Field(description="framework: its settings of the arm")
 
 

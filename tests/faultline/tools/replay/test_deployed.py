@@ -56,18 +56,19 @@ def test_a_constant_that_won_is_proposed_for_each_policy_and_said_to_be_one():
     assert (trainer.arm, sampler.arm, sampler.settings) == ("mask", "none", {})
     assert trainer.measured == (
         "In 26 new toy regimes it lost 5% of RL's gain to the best, 20% at worst. "
-        "Beside it: sequence truncation 12%, 60%; token truncation 7%, 80%; no correction 30%, 90%."
+        "Beside it: no correction 30%, 90%; token truncation 7%, 80%; sequence truncation 12%, 60%."
     )
     always = frozen("best constant", "none")
     always["trainer"]["scores"] = SCORES | {"best constant": SCORES["always none"]}
     (found,) = answers(verdict(), ONE_STEP, always, ["trainer"])
-    assert found.measured.endswith("90% at worst. Beside it: sequence truncation 12%, 60%; token truncation 7%, 80%.")
+    assert found.measured.endswith("90% at worst. Beside it: token truncation 7%, 80%; sequence truncation 12%, 60%.")
     assert trainer.settings["Faultline"] == ["correction=sequence_mask"]
     shown = terminal.lines(verdict().model_copy(update={"deployed": [trainer, sampler]}))
     at = shown.index(f"VERDICT  {terminal.FIXED}")
     assert shown[at + 1] == "SERVED AS TRAINED  mask sequences above 2 (set below)"
-    assert shown[at + 2].startswith("  In 26 new toy regimes it lost 5%")
-    assert any(line.startswith("SERVED AS SAMPLED  no correction") for line in shown)
+    assert shown[at + 2] == "SERVED AS SAMPLED  no correction"
+    assert shown[at + 4].split() == "no correction token truncation sequence truncation".split()
+    assert shown[at + 5].split() == "served as trained 30%, 90% 7%, 80% 12%, 60%".split()
     assert not any("By its size alone" in line or "untested" in line for line in shown)  # the size opposes no rule
     assert any(line.startswith("TRL") and "sequence_mask" in line for line in shown) and max(map(len, shown)) <= terminal.PASTED
 
