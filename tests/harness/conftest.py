@@ -1,6 +1,7 @@
 """A config small enough for a test, composed by Hydra as a user's run is."""
 
 import functools
+import gc
 import re
 from pathlib import Path
 
@@ -49,7 +50,10 @@ def tiny(root, request):
 
 @pytest.fixture(autouse=True, scope="module")
 def engines_end(request):
-    """vLLM's engines of a file end with it. Each is frozen out of garbage collection, and has a KV cache of its own."""
+    """vLLM's engines of a file end with it. Each is frozen out of garbage collection, and has a KV cache of its own.
+
+    One collection serves them all, and what is left is exempt from later ones, as after the imports (tests/conftest.py).
+    """
     mine = [item for item in request.session.items if item.path == request.path]
     if not any(item.get_closest_marker("vllm") for item in mine):
         yield
@@ -66,5 +70,9 @@ def engines_end(request):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(VllmEngine, "__init__", counted)
         yield
-    for engine in made:
-        engine.close()
+        collect = gc.collect
+        patch.setattr(gc, "collect", lambda: 0)
+        for engine in made:
+            engine.close()
+    collect()
+    gc.freeze()
