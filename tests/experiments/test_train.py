@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.sweeps.conftest import in_process
+
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
@@ -26,11 +28,10 @@ import pytest
 )
 def test_a_wrong_key_is_one_line(arguments, said, tmp_path):
     at = [] if "run.root" in arguments else [f"run.root={tmp_path}"]
-    command = [sys.executable, "-m", "experiments.train", *arguments.split(), *at]
-    done = subprocess.run(command, capture_output=True, text=True)
+    code, told = in_process(*arguments.split(), *at)
     begun = "2 runs: composing and checking their configs ...\n"  # what a multirun says first
-    line = done.stderr.removeprefix(begun).removesuffix("Nothing was started.\n").strip()
-    assert done.returncode == 2 and said in line and "\n" not in line, done.stderr
+    line = told.removeprefix(begun).removesuffix("Nothing was started.\n").strip()
+    assert code == 2 and said in line and "\n" not in line, told
     assert not list(tmp_path.glob("**/config.json"))
 
 

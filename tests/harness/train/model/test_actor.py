@@ -69,7 +69,7 @@ def test_every_stage_trains_as_plain_torch_does(stage):
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [0, 1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_checkpoint_continues_to_the_bit(stage, dtype, tmp_path):
     actor = DeepSpeedActor(build(SHAPE, 0), settings(zero_stage=stage, dtype=dtype))
     trained(actor, range(2))

@@ -75,7 +75,7 @@ def test_no_masters_is_what_torch_computes_for_bf16_parameters():
 
 
 @pytest.mark.parametrize("rule", ["none", "kahan", "stochastic"])
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [0, 1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_stage_keeps_the_grid_and_resumes_to_the_bit(stage, rule, tmp_path):
     """DeepSpeed's own BF16 weights are then its FP32 masters, to the bit; they differ from those with masters."""
     torch.manual_seed(0)
