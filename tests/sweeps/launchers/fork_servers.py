@@ -1,5 +1,6 @@
 """The fork servers of a launcher."""
 
+import os
 from contextlib import suppress
 
 import psutil
@@ -15,6 +16,18 @@ def servers(launcher: int) -> list[psutil.Process]:
             if "multiprocessing.forkserver" in " ".join(child.cmdline()):
                 found.append(child)
     return found
+
+
+def waits_for_server(launcher: int) -> bool:
+    """Whether a launcher has asked its fork server for a run, or is about to. A server killed earlier would be replaced.
+
+    Its pipes are its output and errors, one to the server and one to the resource tracker, and a pair for the new run.
+    """
+    pipes = 0
+    for number in os.listdir(f"/proc/{launcher}/fd"):
+        with suppress(FileNotFoundError):
+            pipes += os.readlink(f"/proc/{launcher}/fd/{number}").startswith("pipe:")
+    return bool(servers(launcher)) and pipes >= 6
 
 
 def kill_servers(launcher: int) -> None:

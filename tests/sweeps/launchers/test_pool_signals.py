@@ -16,7 +16,7 @@ from sweeps.launchers.local import Local
 from sweeps.launchers.pool import _outcome
 from sweeps.ledger import Sweep
 from tests.sweeps.conftest import launch, run_at_point, start
-from tests.sweeps.launchers.fork_servers import kill_servers, servers
+from tests.sweeps.launchers.fork_servers import kill_servers, servers, waits_for_server
 from tests.waiting import PATIENCE, until
 
 
@@ -66,7 +66,7 @@ def launch_and_send(place: Path, name: str, moment: str, send) -> tuple[int, str
     point = "row 8" if moment == "the run is under way" else ""
     process = start(place, *RUN, f"run.sweep={name}", point=point)
     if moment == "the server starts":
-        until(lambda: servers(process.pid))
+        until(lambda: waits_for_server(process.pid))
     elif moment == "the run starts":
         until(lambda: any(event["event"] == "started" for event in sweep.events()))
     else:
