@@ -6,16 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import hydra
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import IConfigRepository
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
+from hydra.types import RunMode
 from omegaconf import open_dict
 
 from harness.boundary import refusing
 from harness.composer import composer, plain
-from harness.conf import MODULE
 from harness.errors import UserError
 from harness.yaml_file import read_yaml
 
@@ -56,10 +53,8 @@ class Choices(NamedTuple):
 def choices(*overrides: str) -> Choices:
     """Compose the config and list all config groups, their options and the chosen ones. Raises UserError if Hydra refuses."""
     with refusing(" ".join(overrides)):
-        with hydra.initialize_config_module(MODULE, version_base="1.3"):
-            loader = GlobalHydra.instance().config_loader()
-            assert isinstance(loader, ConfigLoaderImpl)
-            composed = hydra.compose("config", list(overrides), return_hydra_config=True)
+        loader = composer().loader
+        composed = loader.load_configuration("config", list(overrides), RunMode.RUN, from_shell=False)
         groups = composed.hydra.runtime.choices.items()
         chosen = {group: str(option) for group, option in groups if not group.startswith("hydra/")}
         with open_dict(composed):
