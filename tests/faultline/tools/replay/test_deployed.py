@@ -67,8 +67,8 @@ def test_a_constant_that_won_is_proposed_for_each_policy_and_said_to_be_one():
     at = shown.index(f"VERDICT  {terminal.FIXED}")
     assert shown[at + 1] == "SERVED AS TRAINED  mask sequences above 2 (set below)"
     assert shown[at + 2] == "SERVED AS SAMPLED  no correction"
-    assert shown[at + 4].split() == "no correction token truncation sequence truncation".split()
-    assert shown[at + 5].split() == "served as trained 30%, 90% 7%, 80% 12%, 60%".split()
+    assert " ".join(shown[at + 4].split()) == "no correction token truncation sequence truncation"
+    assert " ".join(shown[at + 5].split()) == "served as trained 30%, 90% 7%, 80% 12%, 60%"
     assert not any("By its size alone" in line or "untested" in line for line in shown)  # the size opposes no rule
     assert any(line.startswith("TRL") and "sequence_mask" in line for line in shown) and max(map(len, shown)) <= terminal.PASTED
 
