@@ -74,7 +74,7 @@ def answer(
     more: dict[str, Any] = {"deployed": answered, "persistence": lasting.value, "persistence_note": lasting.why}
     more |= {"limitations": [*limits, *verdict.limitations], "compared": compared(diagnosis, evidence.facts)}
     verdict = verdict.model_copy(update=more)
-    shown = {name: verdict.presets} | _references(specs, verdict, {name})
+    shown = {name: verdict.presets} | ({} if example_name else _references(specs, verdict))
     out = out or _folder(path, example_name)
     verdict = page.write(out, verdict, shown, replayed, control, advice.bounds, by_place(tokens.pairs))
     if junit is not None:
@@ -89,14 +89,13 @@ def answer(
     return verdict
 
 
-def _references(specs: dict[str, Correction], verdict: Verdict, without: set[str]) -> dict[str, list[PresetEffect]]:
-    """Effects of the verdict's presets on the sound examples, by title. Left out: titles in `without`, and unusable dumps."""
+def _references(specs: dict[str, Correction], verdict: Verdict) -> dict[str, list[PresetEffect]]:
+    """Effects of the verdict's presets on the sound examples, by title. Left out are dumps that lack what a preset needs."""
     shown = {preset.preset: specs[preset.preset] for preset in verdict.presets}
     references: dict[str, list[PresetEffect]] = {}
     for name in SOUND:
-        title = EXAMPLES[name]
         with suppress(UserError):
-            references |= {} if title in without else {title: listed(collect(Dump(example(name)), shown), None)}
+            references[EXAMPLES[name]] = listed(collect(Dump(example(name)), shown), None)
     return references
 
 

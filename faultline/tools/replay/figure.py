@@ -28,8 +28,8 @@ def presets_figure(dumps: dict[str, list[PresetEffect]], groups: list[list[str]]
     """Draw a row per correction, of a bar per dump in two panels. dumps: label -> effects; the first gives the order.
 
     groups: lists of presets with equal settings, which share a row. Left, the full bar is the ESS, and the pale bar behind it the
-    share of tokens kept. Right, the bar is the agreement with the exact sequence weight. Numbers repeat the full bars. Bars of no
-    correction are empty: it drops nothing, so its ESS of 100 % is no merit.
+    share of tokens kept. Right, the bar is the agreement with the exact sequence weight, and the line that without a correction.
+    Numbers repeat the full bars. Bars of no correction are empty: it drops nothing, so its ESS of 100 % is no merit.
     """
     leader = {name: names[0] for names in groups for name in names}
     rows: dict[str, list[PresetEffect]] = {}
@@ -47,11 +47,13 @@ def presets_figure(dumps: dict[str, list[PresetEffect]], groups: list[list[str]]
         axes[0].barh(places, kept, 0.9 * height, color=colour, alpha=0.25)
         empty = [preset.preset == "none" for _, preset in shown]
         _bars(axes[0], places, [preset.ess for _, preset in shown], height, colour, name, kept, empty)
+        if "none" in by_name:
+            axes[1].axvline(by_name["none"].agreement, color=colour, linewidth=1, linestyle=":")
         _bars(axes[1], places, [preset.agreement for _, preset in shown], height, colour, name, [0.0] * len(shown), empty)
     axes[0].set_title("How much of the batch counts", fontsize=11)
     axes[0].set_xlabel("effective sample size (ESS)")
     axes[1].set_title("How near its weights are to exact", fontsize=11)
-    axes[1].set_xlabel("agreement with ratios of whole responses")
+    axes[1].set_xlabel("agreement with whole responses' ratios\n(dotted: without a correction)")
     axes[0].set_yticks(range(len(rows)), [literal("\n".join(preset.label for preset in mine)) for mine in rows.values()])
     axes[0].set_ylim(len(rows) - 0.45, -0.55)
     for axis in axes:
