@@ -18,6 +18,7 @@ from faultline.tools.replay.scales import SCALES
 from faultline.tools.replay.terminal import (
     deployed,
     diagnosis_lines,
+    first_line,
     gate_lines,
     headline,
     pastes,
@@ -51,8 +52,9 @@ BY_AGE = "Mismatch by age of the weights"
 def summary(replayed: Replayed) -> list[str]:
     """Return lines of text on a dump: its size and its mismatch."""
     m, skipped = replayed.mismatch, f"; {replayed.bad} bad rows left out" if replayed.bad else ""
+    batches = f"{replayed.batches:,} batch{'es' * (replayed.batches > 1)}"
     return [
-        f"{replayed.tokens:,} tokens, {replayed.responses:,} responses, {replayed.batches:,} batches{skipped}",
+        f"{replayed.tokens:,} tokens, {replayed.responses:,} responses, {batches}{skipped}",
         f"K1 {m['rollout_corr/kl']:.2e}, K3 {m['rollout_corr/k3_kl']:.2e} nats per token; "
         f"χ² token {m['rollout_corr/chi2_token']:.2e}, sequence {m['rollout_corr/chi2_seq']:.2e}; "
         f"ESS token {m['mismatch/ess_token']:.4f}, sequence {m['mismatch/ess_sequence']:.4f}; "
@@ -168,9 +170,14 @@ def _page(
     ages = [Section(BY_AGE, behind, table=replayed.versions)] if len(replayed.versions) > 1 else []
     presets = Section("What each preset leaves", LEAVES, figure=figure)
     identity = Section("Are the logged numbers the sampler's?", IDENTITY, figure=ratio_figure(by_place))
-    consistent = verdict.diagnosis.consistent
+    found = verdict.diagnosis
+    checks = (
+        [Section("What to check", table=pd.DataFrame(found.check.items(), columns=["in", "set, or look at"]))]
+        if found.check
+        else []
+    )
     sections = [
-        *([presets, *settings, identity] if consistent else [identity, presets]),
+        *([presets, *settings, identity] if found.consistent else [*checks, identity, presets]),
         Section("How large the mismatch is", table=scales_table(verdict.mismatch.k3), wrapped=False),
         Section("What this dump cannot show", items=verdict.limitations),
         *ages,
@@ -193,8 +200,8 @@ def _page(
     ]
     why = [*reasons(verdict), *starved(verdict)]
     told = [headline(verdict), *(f"{chosen}. {measured}" for chosen, measured in deployed(verdict)), *why]
-    sound = diagnosis_lines(verdict.diagnosis)
-    answer = [*(told + sound if consistent else sound + told), *gate_lines(verdict), *summary(replayed)]
+    first = [*told, *diagnosis_lines(found)] if found.consistent else [first_line(found), *told]
+    answer = [*first, *gate_lines(verdict), *summary(replayed)]
     return page(f"{verdict.dump.name}: is a correction needed, and which?", answer, sections)
 
 

@@ -44,7 +44,7 @@ WORDS = {
     "not asked": "no correction is proposed",
 }
 """Value of Verdict.by_size -> its words in the terminal, where no weight is proposed."""
-FIXED = "No bug found. A fixed choice for each case: no rule that reads a dump was shown to beat it."
+FIXED = "No bug found. The default for any sound dump: no rule that reads one was shown to beat it."
 """Headline where the study of docs/decision.md supports one correction for each deployed policy, whatever the dump shows. None of
 the other rules and corrections was shown better there, nor was the default shown to beat no correction."""
 SERVED = {"trainer": "SERVED AS TRAINED", "sampler": "SERVED AS SAMPLED"}

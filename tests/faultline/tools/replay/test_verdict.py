@@ -1,5 +1,6 @@
 """The verdict: its numbers by hand, when it asks for a correction, how it looks in a terminal and as JSON."""
 
+import html
 import json
 import math
 import re
@@ -401,6 +402,21 @@ def test_a_size_that_asks_for_no_weight_stands_beside_the_rule(tmp_path):
     shown = terminal.lines(verdict.model_copy(update={"deployed": deployed}))
     assert shown[2] == f"VERDICT  {terminal.FIXED}"
     assert shown[7] == "  By its size alone: leave it uncorrected. Every ratio is exactly 1."
+
+
+@pytest.mark.slow
+def test_the_page_of_a_fault_has_its_name_whole_and_what_to_check_in_sight(tmp_path, monkeypatch, capsys):
+    """The terminal wraps both."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["replay", "--example", "raw", "--json"])
+    found = json.loads(capsys.readouterr().out)["diagnosis"]
+    page = (tmp_path / "replay-example-raw" / "replay.html").read_text()
+    heading = html.unescape(re.search(r"<h1>(.*?)</h1>", page, re.S)[1])
+    assert " ".join(heading.split()) == f"FAULT raw_logprobs: {found['evidence']}"
+    table = page.split("What to check</h2>")[1].split("</section>")[0]
+    text = html.unescape(table)
+    assert len(found["check"]) == 5 and all(what in text for what in found["check"].values()) and "<details" not in table
 
 
 @pytest.mark.slow
