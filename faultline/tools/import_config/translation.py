@@ -278,10 +278,17 @@ class Translation:
             self.gpus = Gpus(_count(source, per_node), _count(source, nodes))
 
     def sampling(self, source: Source, top_p: str, top_k: str) -> None:
-        """Set top-p and top-k sampling. top_p, top_k: the other program's keys. Its top k of −1 becomes 0 here: all tokens."""
-        k = source.number(top_k)
-        self.set("rollout.top_p", source.number(top_p))
+        """Set top-p and top-k sampling. top_p, top_k: the other program's keys. Its top k of −1 becomes 0 here: all tokens.
+
+        A warning says if they cut tokens off.
+        """
+        p, k = source.number(top_p), source.number(top_k)
+        self.set("rollout.top_p", p)
         self.set("rollout.top_k", None if k is None else max(k, 0))
+        keep_all = {top_p: (p, (None, 1)), top_k: (k, (None, 0, -1))}
+        cut = [f"{source.key(name)}={value:g}" for name, (value, neutral) in keep_all.items() if value not in neutral]
+        if cut:
+            self.warnings.append(f"{', '.join(cut)}: every ratio is biased by the probability that was cut off")
 
     def choose(self, group: str, source: Source, key: str, options: Mapping[Any, str]) -> None:
         """Choose the option of config group `group` by `key`. options: value of `key` -> option. Other values go to `lost`."""

@@ -367,6 +367,18 @@ def test_ratios_that_skyrl_gets_wrong_are_told(tmp_path, settings, told):
     assert not any("raw_logprobs" in line for line in warnings_of(tmp_path, theirs | mode))
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [({"top_p": 0.7}, "top_p=0.7"), ({"top_k": 50}, "top_k=50"), ({"top_p": 1.0, "top_k": -1}, None), ({"top_k": 0}, None)],
+)
+def test_tokens_that_are_cut_off_are_told(tmp_path, settings, told):
+    """All of verl's, whose keys lie below rollout. A top k of 0 or −1 keeps all tokens."""
+    theirs = {"algorithm.adv_estimator": "grpo", "trainer.total_training_steps": 5}
+    theirs |= {f"actor_rollout_ref.rollout.{key}": value for key, value in settings.items()}
+    biased = [line for line in warnings_of(tmp_path, theirs) if line.endswith("biased by the probability that was cut off")]
+    assert [line.split(":")[0] for line in biased] == ([f"actor_rollout_ref.rollout.{told}"] if told else [])
+
+
 def test_a_project_that_the_small_model_does_not_log_to_is_noted(imported):
     _, notes, _ = imported({"algorithm.adv_estimator": "grpo", "trainer.project_name": "mine"})
     assert "trainer.project_name=mine: the look on the small model goes to no W&B project. --launch writes it" in notes
