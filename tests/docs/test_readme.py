@@ -128,8 +128,8 @@ def test_the_finding_is_what_replay_prints(verdict):
     )
     assert len(filters) == 4 and f"throw away {100 - kept[-1]:.0f} to {100 - kept[0]:.0f} % of this FP8 batch" in said
     assert f"token weights cut at 2 keep {100 * token[1]:.0f} %" in said
-    likest, left = ([100 * row[i] for row in sequence] for i in (2, 1))
-    assert "likest, {:.0f} to {:.0f} %, and leave ".format(*likest) + "{1:.0f} to {0:.0f} %".format(*left) in said
+    nearest, left = ([100 * row[i] for row in sequence] for i in (2, 1))
+    assert "nearest, {:.0f} to {:.0f} %, and leave ".format(*nearest) + "{1:.0f} to {0:.0f} %".format(*left) in said
 
 
 def effects(lines: list[str]) -> dict[str, tuple[float, float, float]]:
