@@ -122,10 +122,8 @@ def test_the_finding_is_what_replay_prints(verdict):
     said, fp8 = " ".join(README.split()), effects(verdict)
     filters = sorted(name for name, (kept, _, _) in fp8.items() if kept < 25)
     kept = sorted(fp8[name][0] for name in filters)
-    token, sequence = (
-        fp8["verl, SkyRL token TIS, 2"],
-        [fp8[f"{name} sequence TIS, {cut}"] for name, cut in (("verl", 2), ("SkyRL", 5))],
-    )
+    token = fp8["verl, SkyRL token TIS, 2"]
+    sequence = [fp8[f"{name} sequence TIS, {cut}"] for name, cut in (("verl", 2), ("SkyRL", 5))]
     assert len(filters) == 4 and f"throw away {100 - kept[-1]:.0f} to {100 - kept[0]:.0f} % of this FP8 batch" in said
     assert f"token weights cut at 2 keep {100 * token[1]:.0f} %" in said
     nearest, left = ([100 * row[i] for row in sequence] for i in (2, 1))

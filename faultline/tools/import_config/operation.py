@@ -19,6 +19,9 @@ SKYRL = {
     "trainer.max_ckpts_to_keep": "checkpoint.keep",
     "generator.eval_n_samples_per_prompt": "evaluation.samples",
 }
+SKYRL_ENGINE = "generator.inference_engine."
+SKYRL_INIT = f"{SKYRL_ENGINE}engine_init_kwargs."
+"""Beginning of SkyRL's keys for arguments of vLLM."""
 BETAS = {"verl": "actor.optim.betas", "SkyRL": "trainer.policy.optimizer_config.adam_betas"}
 CHECKPOINTING = {"verl": "model.enable_gradient_checkpointing", "SkyRL": "trainer.gradient_checkpointing"}
 LORA = {"verl": "model.lora_", "SkyRL": "trainer.policy.model.lora."}
@@ -48,9 +51,8 @@ ROUTER = tuple(f"actor.{place}router_replay.mode" for place in ("", "megatron.",
 
 def of_skyrl(source: Source, out: Translation) -> None:
     """Translate SkyRL's keys of rollout engine and precision, evaluation, checkpoints, W&B, AdamW and the trainer's dtype."""
-    place = "generator.inference_engine."
-    formats.engine(source, out, f"{place}engine_init_kwargs.", {"dtype": f"{place}model_dtype"})
-    engine(source, out, f"{place}backend", f"{place}tensor_parallel_size")
+    formats.engine(source, out, SKYRL_INIT, {"dtype": f"{SKYRL_ENGINE}model_dtype"})
+    engine(source, out, f"{SKYRL_ENGINE}backend", f"{SKYRL_ENGINE}tensor_parallel_size")
     operate(source, out, "SkyRL", SKYRL)
     dtype(source, out, "SkyRL", "trainer.policy.fsdp_config.mixed_precision.param_dtype")
     if out.ready:
@@ -68,8 +70,9 @@ def operate(source: Source, out: Translation, program: str, numbers: Mapping[str
             out.notes.append(f"{source.key(theirs)}={value:g}: {ours} is at least {least} here, and stays as it is")
     if source.resolved("trainer.project_name"):
         project = source.text("trainer.project_name")
-        out.set("tracking.project", project if out.ready else None)
-        if not out.ready:
+        if out.ready:
+            out.set("tracking.project", project)
+        else:
             out.notes.append(
                 f"trainer.project_name={project}: the look on the small model goes to no W&B project. --launch writes it"
             )

@@ -16,7 +16,6 @@ POLICY = PolicyKeys(
 BARE = ("use_tis", "policy_loss_type", "tis_ratio_type")
 CORRECTION = re.compile(r"off_policy_correction\.|tis_|use_tis|_mask_(is|low|high|metric)|outlier_token")
 PREFIXES = ("trainer.algorithm.", "off_policy_correction.")
-INIT = "generator.inference_engine.engine_init_kwargs."
 UNCORRECTED = ("importance_sampling", "cross_entropy")
 """Losses to which SkyRL applies no correction, even if the config sets one."""
 REDUCTIONS = {mode: mode for mode in ("token_mean", "seq_mean_token_sum_norm", "prompt_mean")}
@@ -83,7 +82,10 @@ def translate(source: Source, out: Translation) -> None:
 
 def _logged(source: Source, out: Translation) -> None:
     """Warn that SkyRL's own ratios are wrong: at a temperature other than 1 vLLM's default logs log μ before it."""
-    temperature, mode = source.number("generator.sampling_params.temperature", default=1.0), f"{INIT}logprobs_mode"
+    temperature, mode = (
+        source.number("generator.sampling_params.temperature", default=1.0),
+        f"{operation.SKYRL_INIT}logprobs_mode",
+    )
     if temperature != 1 and not source.has(mode):
         out.warnings.append(
             f"generator.sampling_params.temperature={temperature:g} without {mode}: SkyRL leaves vLLM's raw_logprobs, so every "

@@ -36,12 +36,8 @@ def answers(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], polic
 
 def _answer(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], policy: Any) -> Deployed:
     name = frozen["chosen"]
-    measured = _measured(frozen, name)
-    lost = {
-        what: (one["mean"], one["worst"])
-        for what, one in ((what, frozen["scores"][f"always {arm}"]) for arm, what in PLAIN.items())
-    }
-    study = {"measured": measured, "regimes": frozen["regimes"], "lost": lost}
+    lost = {what: _lost(frozen, f"always {arm}") for arm, what in PLAIN.items()}
+    study = {"measured": _measured(frozen, name, lost), "regimes": frozen["regimes"], "lost": lost}
     if not verdict.answerable:
         return Deployed(policy=policy, rule=name, arm=None, text="no correction is proposed", settings={}, **study)
     if name == CONSTANT:
@@ -57,20 +53,20 @@ def _answer(verdict: Verdict, lasting: Lasting, frozen: Mapping[str, Any], polic
     return Deployed(policy=policy, rule=name, arm=arm, text=text, settings=settings, **study)
 
 
-def _measured(frozen: Mapping[str, Any], name: str) -> str:
+def _lost(frozen: Mapping[str, Any], name: str) -> tuple[float, float]:
+    """What the rule `name` lost in the study, mean and worst, as shares of what RL gains without mismatch."""
+    score = frozen["scores"][name]
+    return score["mean"], score["worst"]
+
+
+def _measured(frozen: Mapping[str, Any], name: str, lost: Mapping[str, tuple[float, float]]) -> str:
     """What a rule that chooses a correction lost in the study (docs/decision.md), and what the other fixed choices of PLAIN lost.
 
-    frozen: the rules for one deployed policy, from `records.verdict`. name: name of the rule. A loss is a share of what RL gains
-    without mismatch.
+    frozen: the rules for one deployed policy, from `records.verdict`. name: name of the rule. lost: that of the fixed choices.
     """
-    scores = frozen["scores"]
-    own = scores[name]
-    others = [
-        f"{what} {score['mean']:.0%}, {score['worst']:.0%}"
-        for what, score in ((what, scores[f"always {arm}"]) for arm, what in PLAIN.items())
-        if score != own
-    ]
+    own = _lost(frozen, name)
+    others = [f"{what} {mean:.0%}, {worst:.0%}" for what, (mean, worst) in lost.items() if (mean, worst) != own]
     return (
-        f"In {frozen['regimes']} new toy regimes it lost {own['mean']:.0%} of RL's gain to the best, "
-        f"{own['worst']:.0%} at worst. Beside it: {'; '.join(others)}."
+        f"In {frozen['regimes']} new toy regimes it lost {own[0]:.0%} of RL's gain to the best, {own[1]:.0%} at worst. "
+        f"Beside it: {'; '.join(others)}."
     )

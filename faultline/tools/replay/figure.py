@@ -38,18 +38,19 @@ def presets_figure(dumps: dict[str, list[PresetEffect]], groups: list[list[str]]
     first = [mine[0] for mine in rows.values()]
     figure, (axes,) = subplots(1, 2, 1.3 + BAR * len(first) * (len(dumps) + 0.5), sharey=True, width_ratios=(3, 2))
     height = 0.8 / len(dumps)
+    handles: list[Patch] = []
     for i, (name, presets) in enumerate(dumps.items()):
         by_name = {preset.preset: preset for preset in presets}
         shown = [(place, by_name[preset.preset]) for place, preset in enumerate(first) if preset.preset in by_name]
         places = [place - 0.4 + (i + 0.5) * height for place, _ in shown]
         colour = EXAMPLE_COLOURS.get(name, CONTROL)
-        kept = [preset.tokens_kept for _, preset in shown]
-        axes[0].barh(places, kept, 0.9 * height, color=colour, alpha=0.25)
-        empty = [preset.preset == "none" for _, preset in shown]
-        _bars(axes[0], places, [preset.ess for _, preset in shown], height, colour, name, kept, empty)
+        axes[0].barh(places, [preset.tokens_kept for _, preset in shown], 0.9 * height, color=colour, alpha=0.25)
         if "none" in by_name:
             axes[1].axvline(by_name["none"].agreement, color=colour, linewidth=1, linestyle=":")
-        _bars(axes[1], places, [preset.agreement for _, preset in shown], height, colour, name, [0.0] * len(shown), empty)
+        for axis, share, beside in ((axes[0], "ess", "tokens_kept"), (axes[1], "agreement", "agreement")):
+            for place, (_, preset) in zip(places, shown, strict=True):
+                _bar(axis, place, 0.9 * height, getattr(preset, share), getattr(preset, beside), colour, preset.preset == "none")
+        handles.append(Patch(facecolor=colour, label=literal(name)))
     axes[0].set_title("How much of the batch counts", fontsize=11)
     axes[0].set_xlabel("effective sample size (ESS)")
     axes[1].set_title("How near its weights are to exact", fontsize=11)
@@ -58,11 +59,9 @@ def presets_figure(dumps: dict[str, list[PresetEffect]], groups: list[list[str]]
     axes[0].set_ylim(len(rows) - 0.45, -0.55)
     for axis in axes:
         _finish(axis)
-    handles, labels = axes[0].get_legend_handles_labels()
-    handles.append(Patch(color=NEUTRAL, alpha=0.4))
+    handles.append(Patch(color=NEUTRAL, alpha=0.4, label="pale: kept, but unevenly weighted"))
     figure.legend(
-        handles,
-        [*labels, "pale: kept, but unevenly weighted"],
+        handles=handles,
         loc="outside upper center",
         ncols=min(len(handles), 3),  # more would pass the edges
         frameon=False,
@@ -70,26 +69,16 @@ def presets_figure(dumps: dict[str, list[PresetEffect]], groups: list[list[str]]
     return figure
 
 
-def _bars(
-    axis: Axes,
-    places: list[float],
-    shares: list[float],
-    height: float,
-    colour: str,
-    label: str,
-    taken: list[float],
-    empty: list[bool],
-) -> None:
-    """Draw a bar per share, with its number within, or beside the bar and the share `taken`. empty: bars that are not filled."""
-    bars = axis.barh(places, shares, 0.9 * height, color=colour, label=literal(label))
-    for bar, place, share, beside, hollow in zip(bars, places, shares, taken, empty, strict=True):
-        if hollow:
-            bar.set(facecolor="white", edgecolor=colour)
-        within = share > INSIDE
-        inner = "black" if hollow else ink(colour)
-        x, hue = (share - 0.008, inner) if within else (max(beside, share) + 0.008, "black")
-        side = "right" if within else "left"
-        axis.text(x, place, f"{share:.0%}", va="center", ha=side, color=hue, fontsize=8, fontweight="bold")
+def _bar(axis: Axes, place: float, height: float, share: float, taken: float, colour: str, empty: bool) -> None:
+    """Draw a bar of `share`, with its number within, or beside the bar and the share `taken`. empty: do not fill it."""
+    (bar,) = axis.barh(place, share, height, color=colour)
+    if empty:
+        bar.set(facecolor="white", edgecolor=colour)
+    within = share > INSIDE
+    inner = "black" if empty else ink(colour)
+    x, hue = (share - 0.008, inner) if within else (max(taken, share) + 0.008, "black")
+    side = "right" if within else "left"
+    axis.text(x, place, f"{share:.0%}", va="center", ha=side, color=hue, fontsize=8, fontweight="bold")
 
 
 def ratio_figure(by_place: list[Mean]) -> Figure:

@@ -54,7 +54,7 @@ SLIGHT = 0.99
 
 
 def lines(verdict: Verdict) -> list[str]:
-    """Format a verdict in about 26 lines of at most WIDTH printable characters, names cut to fit, and a line per gate."""
+    """Format a verdict in about 28 lines of at most WIDTH printable characters, names cut to fit, and a line per gate."""
     d, m = verdict.dump, verdict.mismatch
     bad = f"; {d.bad_rows:,} bad rows left out" if d.bad_rows else ""
     responses = f"{d.responses:,} response{'s' * (d.responses != 1)}"
