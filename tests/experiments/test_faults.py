@@ -10,6 +10,7 @@ from experiments.faults import __main__ as program
 from experiments.faults import clean, edits, inject, plan, power, real, sound
 from experiments.faults import vllm as in_vllm
 from experiments.faults.inject import Key, Made
+from experiments.faults.mean_ratio import LEAST, picture
 from experiments.faults.picture import confusion
 from experiments.faults.report import SIZES, aims, matrix, read
 from harness.build import build_task
@@ -233,3 +234,14 @@ def test_a_bf16_trainer_scores_every_response_once_in_its_place(bed):
     drawn = other.scored(bed.honest("bf16"))
     exact = real.score(bed.trainer, bed.prompts, drawn.tokens)[0]
     assert (drawn.logp_old - exact).abs().max() < 0.1 and not torch.equal(drawn.logp_old, exact)
+
+
+def test_the_picture_shows_each_sound_dump_and_each_bug_of_the_mean_ratio():
+    """A K3 of 0 stands at the left edge. Faults that leave the mean ratio as it is are not drawn."""
+    rows = [("clean", 0.0, 0.5), ("clean", 3e-2, -1.0), ("raw_logprobs", 2e-2, 9.0), ("top_k", 1e-3, -20.0), ("stale", 1e-3, 0.1)]
+    frame = pd.DataFrame(rows, columns=["fault", "k3", "z"]).assign(source="chain", precision="bf16")
+    (axis,) = picture(frame).axes
+    drawn = [[tuple(point) for point in line.get_xydata()] for line in axis.lines]
+    assert drawn == [[(LEAST, 0.5), (3e-2, -1.0)], [(2e-2, 9.0)], [(1e-3, -20.0)]]
+    said = {text.get_text() for text in axis.texts}
+    assert {"no bug: 2 batches", "bug: logged before temperature: 1 batches", "bug: top-p or top-k cut tokens off: 1 batches"} <= said
