@@ -49,6 +49,7 @@ def answer(results: Results) -> list[str]:
             f"{_finding(runs, worst)}{proof}." if worst else "",
             _headline(results),
             _few_evaluations(results),
+            _untrained(results),
             *(
                 [_stable(results)]
                 if results.control_only
@@ -120,6 +121,17 @@ def _few_evaluations(results: Results) -> str:
     return f"No run has more than {count(number.max(), 'evaluation')}: too few to show a collapse, or that a run learned."
 
 
+def _untrained(results: Results) -> str:
+    """A sentence on ended runs whose gradient was 0 in every step, as with a group filter over rewards that never differ."""
+    if "actor/grad_norm" not in results.steps:
+        return ""
+    largest = results.steps["actor/grad_norm"].groupby(results.steps.run, observed=True).max()
+    arms = results.ended.arm[largest.reindex(results.ended.index) == 0]
+    if arms.empty:
+        return ""
+    return f"No step had a gradient, so nothing was trained: {_by_arm(arms)}. All advantages or all weights were 0."
+
+
 def _states(runs: pd.DataFrame) -> str:
     """The number of runs in each state, as words such as `2 failed, 1 queued`."""
     return ", ".join(f"{number} {state}" for state, number in sorted(runs.state.value_counts().items()))
@@ -189,8 +201,12 @@ def _never_learned(runs: pd.DataFrame) -> str:
     never = runs.arm[runs.outcome == "never learned"]
     if never.empty:
         return ""
-    arms = [f"{brief(str(arm))} {number}" for arm, number in never.value_counts(sort=False).items()]
-    return f"{len(never)} of {len(runs)} runs never learned ({_listed(arms)}). They do not count as collapsed."
+    return f"{len(never)} of {len(runs)} runs never learned ({_by_arm(never)}). They do not count as collapsed."
+
+
+def _by_arm(arms: pd.Series) -> str:
+    """The arms (runs alike but for the seed), each with its number of runs. arms: a row per run."""
+    return _listed([f"{brief(str(arm))} {number}" for arm, number in arms.value_counts(sort=False).items()])
 
 
 def _control(results: Results) -> str:

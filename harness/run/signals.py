@@ -11,26 +11,32 @@ from types import FrameType
 
 
 class RunProgress:
-    """Progress of a run, printed every few seconds: the step, the latest metrics, and the time left."""
+    """Progress of a run, printed every few seconds: the step, the latest metrics, and the time left.
+
+    largest: the largest gradient norm of the steps shown, None before the first one.
+    """
 
     EVERY = 5.0
     """Seconds between progress lines."""
 
     def __init__(self, first: int, steps: int):
         self.first, self.steps, self.began, self.last, self.evaluated = first, steps, time.monotonic(), -math.inf, ""
+        self.largest: float | None = None
 
     def show(self, done: int, metrics: dict[str, float]) -> None:
         """Print a line on the step just recorded. None is printed if steps are left and the previous line is younger than EVERY
         seconds. done: number of steps done."""
         if "eval/reward" in metrics:
             self.evaluated = f"  evaluation {metrics['eval/reward']:.3f}"
+        # A rollout without a finite log-probability has no K3; a skipped step, or one of the critic alone, no gradient norm.
+        k3, gradient = metrics.get("rollout_corr/k3_kl"), metrics.get("actor/grad_norm")
+        if gradient is not None:
+            self.largest = max(gradient, self.largest or 0.0)
         now = time.monotonic()
         if now - self.last < self.EVERY and done < self.steps:
             return
         self.last = now
         left = (now - self.began) / (done - self.first) * (self.steps - done)
-        # A rollout without a finite log-probability has no K3; a skipped step, or one of the critic alone, no gradient norm.
-        k3, gradient = metrics.get("rollout_corr/k3_kl"), metrics.get("actor/grad_norm")
         print(
             f"step {done}/{self.steps}  reward {metrics['reward/rollout']:.3f}{self.evaluated}  "
             f"K3 {'–' if k3 is None else f'{k3:.1e}'}  gradient {'–' if gradient is None else f'{gradient:.2g}'}  "
@@ -39,8 +45,10 @@ class RunProgress:
         )
 
     def end(self, metrics: dict[str, float]) -> None:
-        """Print the evaluation after the last step, which no line on a step shows."""
+        """Print the evaluation after the last step, which no line on a step shows, and whether no step trained anything."""
         print(f"evaluation at the end {metrics['eval/reward']:.3f}", flush=True)
+        if self.largest == 0:
+            print("no step had a gradient, so nothing was trained: all advantages or all weights were 0", flush=True)
 
 
 class Preempted(SystemExit):

@@ -1,5 +1,6 @@
 """The words and tables of a sweep: counts, comparisons, and where there are too few of them."""
 
+import json
 import re
 
 import numpy as np
@@ -233,6 +234,19 @@ def test_runs_with_too_few_evaluations_are_said_to_show_nothing(tmp_path, until,
     (found,) = [line for line in verdicts.answer(load(tmp_path)) if line.startswith("No run has more than")] or [None]
     few = f"No run has more than {told}: too few to show a collapse, or that a run learned."
     assert found == (few if told else None)
+
+
+def test_a_run_without_any_gradient_is_said_to_have_trained_nothing(tmp_path):
+    """One run of three has a gradient of 0 in each step. A second has one in a single step, and is not named."""
+    write(tmp_path, FP32)
+    for seed, last in ((0, 0.0), (1, 0.2)):
+        path = write(tmp_path, FP8, seed=seed, learns=False).path / "metrics.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for row in rows:
+            row |= {"actor/grad_norm": last if row["step"] == 99 else 0.0} if "actor/grad_norm" in row else {}
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    said = [line for line in verdicts.answer(load(tmp_path)) if "gradient" in line]
+    assert said == ["No step had a gradient, so nothing was trained: fp8_tensor ppo 1. All advantages or all weights were 0."]
 
 
 def test_the_finding_comes_first_and_nothing_repeats_it(tmp_path):
