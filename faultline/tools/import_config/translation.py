@@ -236,9 +236,9 @@ class Translation:
                 self.notes.append(f"{source.key(epochs)}={value}: {source.key(steps)} is set, and ends the run here")
             return
         counted = f"{steps} is not set" if value is None else f"{source.key(epochs)}={value}: a run here counts steps, not epochs"
-        remedy = "set steps = epochs · prompts of the data ÷ rollout.prompts"
+        remedy = "give train steps=N, with N = epochs · prompts of the data ÷ rollout.prompts"
         default = read_yaml(CONF / "config.yaml")["steps"]  # without Hydra, which the base install lacks
-        self.warnings.append(f"{counted}. STEPS STAY AT THE DEFAULT OF {default}: {remedy}")
+        self.warnings.append(f"{counted}. STEPS STAY AT THE DEFAULT OF {default} otherwise: {remedy}")
 
     def small_model(self, source: Source, model: str) -> None:
         """Put first a warning that the built-in small model trains, if the config names a model by the key `model`.

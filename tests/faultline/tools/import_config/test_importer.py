@@ -540,7 +540,7 @@ finally:
 
     status, out, err = run(good)
     assert (status, err.endswith("[]\n")) == (0, True)
-    assert err.startswith("# WARNING: trainer.total_training_steps is not set. STEPS STAY AT THE DEFAULT OF 280: set steps")
+    assert err.startswith("# WARNING: trainer.total_training_steps is not set. STEPS STAY AT THE DEFAULT OF 280 otherwise: give")
     assert out.startswith("# @package _global_\n# verl config verl.yaml, translated.")
     assert "# not translated: actor.shuffle=0.1\n# a control: " in out and "\ndefaults:\n  - override /loss: ppo\n" in out
     missing = tmp_path / "none.yaml"
