@@ -29,6 +29,8 @@ SIZE = 0.004
 """Minimum |E[ρ] − 1|, ρ = π/μ, for a broken identity E[ρ] = 1: with few prompts a smaller deviation occurs without a fault."""
 LEANING = 2.5
 """Upper bound of |z| in a test that μ sampled the tokens, such as that of E[π/μ] = 1, below which μ may have sampled them."""
+FILTERED = "responses that were left out before the dump, by their ratios or their rewards, move the mean ratio too"
+"""What to check, whatever the program, where the mean ratio shows the fault."""
 OFF = 0.05
 """Minimum |b − 1|, b the slope of logit π on logit μ, that shows another temperature; 0.043 was the maximum without a fault."""
 

@@ -128,5 +128,5 @@ def _unexplained(found: Statistics) -> tuple[str, str] | None:
         return "a", f"{UNKNOWN}: the mean ratio is {mean:.4f} ({how}) and not 1; {cause}"
     if excess(found) >= 1:
         whose = "" if found["size/k3"] == found["tails/k3"] else " of the tokens none of which older weights sampled"
-        return "b", f"{UNKNOWN}: K3{whose} is {found['size/k3']:.2g}, rounding gives at most {found['size/k3_most']:.2g}"
+        return "b", f"{UNKNOWN}: K3{whose} is {found['size/k3']:.3g}, above the bound of rounding, {found['size/k3_most']:.3g}"
     return None

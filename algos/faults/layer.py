@@ -26,7 +26,7 @@ def _signature(s: Statistics) -> float | None:
 def _evidence(s: Statistics) -> str:
     error, most = s["identity/error"], s["size/k3_most_of_model"]
     return (
-        f"K3 is {s['size/k3']:.2g}, and rounding gives at most {most:.2g}; it is as large at the first tokens as later, and "
+        f"K3 is {s['size/k3']:.3g}, above the bound of rounding, {most:.3g}; it is as large at the first tokens as later, and "
         f"the mean ratio is {s['identity/mean']:.3f}" + (f" ± {error:.3f}" if error == error else "")
     )
 

@@ -1,7 +1,7 @@
 """Fault `raw_logprobs`: the sampler logs its probabilities as they are before it applies the temperature."""
 
 from algos.diagnostics.evidence import Statistics
-from algos.faults.base import OFF, PRIME, SIZE, SURE, TRL, VERL, VLLM, VLLM_MODE, Fault, beyond
+from algos.faults.base import FILTERED, OFF, PRIME, SIZE, SURE, TRL, VERL, VLLM, VLLM_MODE, Fault, beyond
 
 EXPLAINED = 0.2
 """Minimum share of the variance of logit π − logit μ that the regression of logit π on logit μ must explain for the fault."""
@@ -40,6 +40,7 @@ FAULT = Fault(
         "SkyRL": "generator.inference_engine.engine_init_kwargs.logprobs_mode=processed_logprobs; not set, vLLM's default",
         "TRL": "temperature, and --logprobs-mode processed_logprobs of a vLLM server that TRL did not start",
         "prime-rl": "logprobs_mode of the inference server: processed_logprobs is set unless another is",
+        "filters": FILTERED,
     },
     "critical",
     (

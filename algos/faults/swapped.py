@@ -1,7 +1,7 @@
 """Fault `swapped`: log μ and log π are exchanged, or the trainer's policy sampled."""
 
 from algos.diagnostics.evidence import Statistics
-from algos.faults.base import Fault, beyond
+from algos.faults.base import FILTERED, Fault, beyond
 
 ABOVE = 4.5
 """Minimum number of normal deviates by which E[π/μ] exceeds 1, for the fault; 3.9 was the maximum without a fault."""
@@ -41,6 +41,7 @@ FAULT = Fault(
         "SkyRL": "rollout_logprobs against action_log_probs",
         "TRL": "sampling_per_token_logps against old_per_token_logps",
         "yours": "which column is logp_rollout: the sampler's",
+        "filters": FILTERED,
     },
     "critical",
 )

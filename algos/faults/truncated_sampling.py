@@ -1,7 +1,7 @@
 """Fault `truncated_sampling`: the sampler is cut by top-p, top-k or min-p, and the trainer is not."""
 
 from algos.diagnostics.evidence import Statistics
-from algos.faults.base import PRIME, SIZE, SKYRL, SURE, TRL, VERL, VLLM, Fault, beyond, or_both_bases
+from algos.faults.base import FILTERED, PRIME, SIZE, SKYRL, SURE, TRL, VERL, VLLM, Fault, beyond, or_both_bases
 
 ONE_SIDED = 0.15
 """Minimum of 1 − E[(ρ−1)+]/E[(1−ρ)+], ρ = π/μ, at which a mean ratio below 1 is attributed to truncation.
@@ -31,6 +31,7 @@ FAULT = Fault(
         "SkyRL": "generator.sampling_params.top_p=1.0, top_k=-1, min_p=0.0",
         "TRL": "top_p=1.0, top_k=0, min_p=None",
         "prime-rl": "the sampling of training sets top_p to 1.0; what extra_body adds",
+        "filters": FILTERED,
         "Faultline": "rollout.replay_sampling_mask=true puts the trainer on the sampler's tokens",
     },
     "high",

@@ -184,7 +184,7 @@ def _column_problems(table: pa.Table, name: str) -> Iterator[tuple[int, str]]:
         yield from first(outside, lambda i, place: f"{values[i]:.4g} at token {place} is no probability")
     if name in LOGPS:
         above = used & (values > ROUNDING)
-        yield from first(above, lambda i, place: f"log-probability {values[i]:.4g} at token {place} is above 0")
+        yield from first(above, lambda i, place: f"log-probability {values[i]:.4g} at token {place} is above 0; is it −log p?")
     if name == "advantages":
         beyond = used & (np.abs(values) > LARGEST)
         yield from first(beyond, lambda i, place: f"{values[i]:.4g} at token {place} is beyond {LARGEST:g}")

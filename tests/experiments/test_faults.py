@@ -237,12 +237,13 @@ def test_a_bf16_trainer_scores_every_response_once_in_its_place(bed):
 
 
 def test_the_picture_shows_each_sound_dump_and_each_bug_of_the_mean_ratio():
-    """A K3 of 0 stands at the left edge. Faults that leave the mean ratio as it is are not drawn."""
-    rows = [("clean", 0.0, 0.5), ("clean", 3e-2, -1.0), ("raw_logprobs", 2e-2, 9.0), ("top_k", 1e-3, -20.0), ("stale", 1e-3, 0.1)]
-    frame = pd.DataFrame(rows, columns=["fault", "k3", "z"]).assign(source="chain", precision="bf16")
-    (axis,) = picture(frame).axes
-    drawn = [[tuple(point) for point in line.get_xydata()] for line in axis.lines]
-    assert drawn == [[(LEAST, 0.5), (3e-2, -1.0)], [(2e-2, 9.0)], [(1e-3, -20.0)]]
-    said = {text.get_text() for text in axis.texts}
-    bugs = {"bug: logged before temperature: 1 batches", "bug: top-p or top-k cut tokens off: 1 batches"}
-    assert bugs | {"no bug: 2 batches"} <= said
+    """A K3 of 0 stands at the left edge. Faults that leave the mean ratio as it is are not drawn. Toys are left of SmolLM2."""
+    rows = [
+        ("chain", "clean", 0.0, 0.5), ("run", "clean", 3e-2, -1.0), ("vllm-chain", "raw_logprobs", 2e-2, 9.0),
+        ("chain", "stale", 1e-3, 0.1), ("vllm", "top_k", 1e-3, -20.0), ("long/vllm-int8-turns", "clean", 1e-3, 2.0),
+    ]  # fmt: skip
+    frame = pd.DataFrame(rows, columns=["source", "fault", "k3", "z"]).assign(precision="bf16")
+    drawn = [[[tuple(point) for point in line.get_xydata()] for line in axis.lines] for axis in picture(frame).axes]
+    assert drawn == [[[(LEAST, 0.5), (3e-2, -1.0)], [(2e-2, 9.0)], []], [[(1e-3, 2.0)], [], [(1e-3, -20.0)]]]
+    titles = [axis.get_title(loc="left") for axis in picture(frame).axes]
+    assert titles == ["toy policies: 2 sound batches, 1 with a bug", "SmolLM2-135M: 1 sound batches, 1 with a bug"]

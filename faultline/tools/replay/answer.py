@@ -61,7 +61,7 @@ def answer(
     replayed = collect(Dump(path, skip_bad=skip_bad), specs, advisor, evidence)
     control = None if null is None else collect(Dump(null, skip_bad=skip_bad), specs)
     advice = advisor.propose(None if control is None else control.thresholds)
-    name = EXAMPLES[example_name] if example_name else printable(path.name)
+    name = EXAMPLES[example_name] if example_name else printable(path.resolve().name)
     diagnosis, tokens = evidence.diagnosis()
     verdict = judge(name, replayed, control, advice, target, diagnosis, None if chosen else KNOWN)
     verdict = detailed(gated(verdict, gates, advice), tokens)

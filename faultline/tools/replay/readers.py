@@ -109,7 +109,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[pa.Table, list[Problem]]]:
                     problems.append(Problem(number, *error.args))
             if not any(rows) and not problems:
                 have = ", ".join(list(json.loads(lines[0]))[:10]) or "none"
-                raise UserError(f"{path}: none of its keys ({have}) is a column of a dump; docs/dumps.md lists those")
+                raise UserError(f"{path}: none of its keys ({have}) is a column of a dump: it needs logp_rollout and logp_old")
             yield _tabulate_rows(rows, problems), problems
 
 

@@ -47,8 +47,8 @@ WORDS = {
 FIXED = "No bug found. The default for any sound dump: no rule that reads one was shown to beat it."
 """Headline where the study of docs/decision.md supports one correction for each deployed policy, whatever the dump shows. None of
 the other rules and corrections was shown better there, nor was the default shown to beat no correction."""
-SERVED = {"trainer": "SERVED AS TRAINED", "sampler": "SERVED AS SAMPLED"}
-"""Deployed policy -> its words in the terminal: in the trainer's format, or by the rollout engine in its own."""
+DEPLOYED = {"trainer": "trainer's weights", "sampler": "engine's weights"}
+"""Deployed policy -> its words: the checkpoint in the trainer's format, or what the rollout engine makes of it in its own."""
 SLIGHT = 0.99
 """ESS of the token weights above which the terminal says that a correction hardly changes the dump. The value is our choice."""
 
@@ -78,7 +78,7 @@ def lines(verdict: Verdict) -> list[str]:
         *deployed_lines(verdict),
         *(f"  {line}" for line in [*because, *starved(verdict)]),
         *gate_lines(verdict),
-        f"{sizes} in nats per token, without a calibrated threshold:",
+        f"{sizes} in nats per token; no threshold of harm is known:",
         *_scales(m, verdict.compared),
         *persistence_lines(verdict),
         HEADER,
@@ -95,7 +95,8 @@ def deployed(verdict: Verdict) -> list[tuple[str, str]]:
         return []
     slight = "; hardly changes this dump" * ((verdict.mismatch.ess_token or 0) > SLIGHT)
     below = f" (set below{slight})"
-    return [(f"{SERVED[one.policy]}  {one.text}{below * bool(one.settings)}", one.measured) for one in verdict.deployed]
+    heads = {one.policy: f"IF YOU DEPLOY THE {DEPLOYED[one.policy]}:".upper() for one in verdict.deployed}
+    return [(f"{heads[one.policy]} {one.text}{below * bool(one.settings)}", one.measured) for one in verdict.deployed]
 
 
 def deployed_lines(verdict: Verdict) -> list[str]:
@@ -106,13 +107,12 @@ def deployed_lines(verdict: Verdict) -> list[str]:
     own = [one.measured for one in verdict.deployed if one.rule != CONSTANT]
     first = verdict.deployed[0]
     rows = [
-        f"  {SERVED[one.policy].lower():<20}{_cells(f'{m:.0%}, {w:.0%}' for m, w in one.lost.values())}"
-        for one in verdict.deployed
+        f"  {DEPLOYED[one.policy]:<20}{_cells(f'{m:.0%}, {w:.0%}' for m, w in one.lost.values())}" for one in verdict.deployed
     ]
     return [
         *chosen,
         *(line for sentence in own for line in wrap(sentence, WIDTH, initial_indent="  ", subsequent_indent="  ")),
-        f"Lost to the best in {first.regimes} toy regimes, of RL's gain, mean and worst; chosen on 13 others before:",
+        f"RL's gain lost to the best setting, mean and worst of {first.regimes} toy regimes (others chose the default):",
         f"  {'':<20}{_cells(first.lost)}",
         *rows,
     ]

@@ -75,7 +75,7 @@ def test_what_is_written_is_read_back_without_its_padding(tmp_path, dtype):
     [
         (
             {"logp_old": [[-1.0, -2.0], [-1.0, 0.5], [-1.0, -2.0]]},
-            "row 1, column logp_old: log-probability 0.5 at token 1 is above 0",
+            "row 1, column logp_old: log-probability 0.5 at token 1 is above 0; is it −log p?",
         ),
         ({"logp_rollout": [[-1.0, -2.0], [-1.0, -2.0], [float("nan"), 3.0]]}, "row 2, column logp_rollout: nan at token 0"),
         ({"logp_rollout": [[-np.inf, -2.0], [-1.0, -2.0], [-1.0, -2.0]]}, "row 0, column logp_rollout: -inf at token 0"),

@@ -65,10 +65,10 @@ def test_a_constant_that_won_is_proposed_for_each_policy_and_said_to_be_one():
     assert trainer.settings["Faultline"] == ["correction=sequence_mask"]
     shown = terminal.lines(verdict().model_copy(update={"deployed": [trainer, sampler]}))
     at = shown.index(f"VERDICT  {terminal.FIXED}")
-    assert shown[at + 1] == "SERVED AS TRAINED  mask sequences above 2 (set below)"
-    assert shown[at + 2] == "SERVED AS SAMPLED  no correction"
+    assert shown[at + 1] == "IF YOU DEPLOY THE TRAINER'S WEIGHTS: mask sequences above 2 (set below)"
+    assert shown[at + 2] == "IF YOU DEPLOY THE ENGINE'S WEIGHTS: no correction"
     assert " ".join(shown[at + 4].split()) == "no correction token truncation sequence truncation"
-    assert " ".join(shown[at + 5].split()) == "served as trained 30%, 90% 7%, 80% 12%, 60%"
+    assert " ".join(shown[at + 5].split()) == "trainer's weights 30%, 90% 7%, 80% 12%, 60%"
     assert not any("By its size alone" in line or "untested" in line for line in shown)  # the size opposes no rule
     assert any(line.startswith("TRL") and "sequence_mask" in line for line in shown) and max(map(len, shown)) <= terminal.PASTED
 
@@ -124,7 +124,7 @@ def test_a_tested_rule_answers_where_the_size_alone_would_not():
     found = answers(small, ONE_STEP, frozen("best constant"), ["trainer"])
     shown = terminal.lines(small.model_copy(update={"deployed": found}))
     at = shown.index(f"VERDICT  {terminal.FIXED}")
-    assert shown[at + 1].startswith("SERVED AS TRAINED  mask sequences above 2")
+    assert shown[at + 1].startswith("IF YOU DEPLOY THE TRAINER'S WEIGHTS: mask sequences above 2")
     assert "  By its size alone: leave it uncorrected. K3 is small." in shown
 
 

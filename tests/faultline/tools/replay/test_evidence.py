@@ -210,7 +210,7 @@ def test_a_precision_that_is_named_bounds_k3(tmp_path, capsys):
     main([*replay, "bf16"])
     with pytest.raises(SystemExit) as left:
         main([*replay, "fp32"])
-    assert left.value.code == FAULT and "rounding gives at most 4e-08" in capsys.readouterr().out
+    assert left.value.code == FAULT and "above the bound of rounding, 4e-08" in capsys.readouterr().out
     with pytest.raises(SystemExit) as left:
         main([*replay, "fp7"])
     assert (
@@ -374,7 +374,7 @@ def test_a_baseline_of_the_model_is_stricter_than_its_precision(tmp_path, capsys
     with pytest.raises(SystemExit) as left:
         main(["replay", "--example", "fp8", "--baseline", str(example("bf16")), "--json", "--out", str(tmp_path)])
     found = json.loads(capsys.readouterr().out)["diagnosis"]
-    assert left.value.code == FAULT and found["question"] == "b" and "rounding gives at most 0.0038" in found["evidence"]
+    assert left.value.code == FAULT and found["question"] == "b" and "above the bound of rounding, 0.00379" in found["evidence"]
     assert evidence.known(example("fp8"), baseline=example("fp8")).baseline == pytest.approx(0.0391, abs=1e-3)
 
 

@@ -117,7 +117,7 @@ def test_bad_rows_stop_a_replay_and_skip_bad_counts_them(tmp_path):
         list(Dump(path).batches())
     message = str(error.value)
     assert "d.jsonl, row 1, column the whole line: no JSON object" in message
-    assert "row 2, column logp_old: log-probability 0.7 at token 0 is above 0" in message
+    assert "row 2, column logp_old: log-probability 0.7 at token 0 is above 0; is it −log p?" in message
     assert "row 3, column mask" in message and "--skip-bad" in message
     dump = Dump(path, skip_bad=True)
     assert sum(len(batch) for batch in dump.batches()) == 2 and dump.bad == 3

@@ -375,25 +375,28 @@ def test_the_terminal_shows_the_verdict_in_28_lines(tmp_path, capsys, monkeypatc
     assert shown[0].startswith("LOG-PROBABILITIES  consistent: mean ratio 1.0005 ± 0.0024 ")
     assert shown[1].startswith("SmolLM2-135M from a 4-bit file, FP8 rollout: ")
     assert shown[2] == f"VERDICT  {terminal.FIXED}"
-    assert shown[3] == "SERVED AS TRAINED  truncate token weights at 2 (set below)"
-    assert shown[4] == "SERVED AS SAMPLED  no correction"
-    assert " ".join(shown[7].split()) == "served as trained 2%, 55% 1%, 25% 0%, 38%"
-    assert " ".join(shown[8].split()) == "served as sampled 2%, 55% 5%, 79% 7%, 91%"
+    assert shown[3] == "IF YOU DEPLOY THE TRAINER'S WEIGHTS: truncate token weights at 2 (set below)"
+    assert shown[4] == "IF YOU DEPLOY THE ENGINE'S WEIGHTS: no correction"
+    assert " ".join(shown[7].split()) == "trainer's weights 2%, 55% 1%, 25% 0%, 38%"
+    assert " ".join(shown[8].split()) == "engine's weights 2%, 55% 5%, 79% 7%, 91%"
     assert shown[-1] == f"Page: {tmp_path}/replay-example-fp8/replay.html"
-    page = (tmp_path / "replay-example-fp8" / "replay.html").read_text()
-    assert page.index(terminal.FIXED) < page.index("SERVED AS TRAINED  truncate") < page.index("SERVED AS SAMPLED  no")
+    page = html.unescape((tmp_path / "replay-example-fp8" / "replay.html").read_text())
+    places = [
+        page.index(f"IF YOU DEPLOY THE {whose} WEIGHTS: {what}") for whose, what in (("TRAINER'S", "trunc"), ("ENGINE'S", "no"))
+    ]
+    assert page.index(terminal.FIXED) < places[0] < places[1]
     assert page.index("What each preset leaves") < page.index("<svg") < page.index("algorithm.rollout_correction.rollout_is")
     assert (tmp_path / "replay-example-fp8" / "replay.png").stat().st_size < 200_000
 
 
 @pytest.mark.usefixtures("no_page")
-@pytest.mark.parametrize(("words", "policies"), [([], ["TRAINED", "SAMPLED"]), (["--deploy", "sampler"], ["SAMPLED"])])
+@pytest.mark.parametrize(("words", "policies"), [([], ["TRAINER", "ENGINE"]), (["--deploy", "sampler"], ["ENGINE"])])
 def test_the_answer_is_that_for_the_deployed_policy(tmp_path, monkeypatch, capsys, words, policies):
     monkeypatch.chdir(tmp_path)
     main(["replay", "--example", "--corrections", "icepop", *words])
     shown = capsys.readouterr().out
-    assert re.findall(r"^SERVED AS (\w+)  ", shown, re.M) == policies
-    assert ("rollout_is=token" in shown) == ("TRAINED" in policies)  # the sampling policy gets no correction to paste
+    assert re.findall(r"^IF YOU DEPLOY THE (\w+)'S WEIGHTS: ", shown, re.M) == policies
+    assert ("rollout_is=token" in shown) == ("TRAINER" in policies)  # the sampling policy gets no correction to paste
 
 
 def test_a_size_that_asks_for_no_weight_stands_beside_the_rule(tmp_path):
@@ -416,7 +419,7 @@ def test_the_page_of_a_fault_has_its_name_whole_and_what_to_check_in_sight(tmp_p
     assert " ".join(heading.split()) == f"FAULT raw_logprobs: {found['evidence']}"
     table = page.split("What to check</h2>")[1].split("</section>")[0]
     assert (
-        len(found["check"]) == 5
+        len(found["check"]) == 6
         and all(what in html.unescape(table) for what in found["check"].values())
         and "<details" not in table
     )
