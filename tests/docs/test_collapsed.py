@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -20,6 +21,10 @@ NAMES = {
     "for comparison: the token weight, cut at 2": "token_truncate",
 }
 """Row of the table of masks -> name of the correction."""
+ARMS = ("none", "token", "sequence", "mask")
+"""Columns of the table of collapses."""
+COLLAPSED = {("long32", "stale_2"), ("long32", "fixed_0.4"), ("ppo", "fixed_0.4")}
+"""(Bed, source) of the regimes in that table."""
 
 
 @pytest.mark.parametrize(("row", "file"), [("verl 0.9.1", "verl"), ("SkyRL 0.3.0", "skyrl")])
@@ -40,3 +45,21 @@ def test_the_table_is_what_replay_computes(column, dump):
         (cells,) = re.findall(rf"^\| {re.escape(row)} \| (.*) \| (.*) \|$", PAGE, re.M)
         kept, ess = effects.loc[name, ["effect/kept_tokens", "effect/ess"]]
         assert cells[column] == f"{100 * kept:.0f} %, {ess:.2f}"
+
+
+@pytest.mark.parametrize(
+    ("row", "bed", "source"),
+    [
+        ("FP8 by weights two syncs old, 32 tokens", "long32", "stale_2"),
+        ("synthetic fixed noise 0.4, 32 tokens", "long32", "fixed_0.4"),
+        ("synthetic fixed noise 0.4, PPO", "ppo", "fixed_0.4"),
+    ],
+)
+def test_the_table_of_collapses_is_of_the_study(row, bed, source):
+    """They are all regimes of the study of which an uncorrected run collapsed, judged by the trainer's policy."""
+    runs = pd.read_csv(ROOT / "experiments/study/verdict/endpoints.csv").query("policy == 'trainer'")
+    fallen = runs[(runs["arm"] == "none") & (runs["outcome"] == "collapsed")]
+    assert set(zip(fallen["bed"], fallen["source"], strict=True)) == COLLAPSED
+    own = runs[(runs["bed"] == bed) & (runs["source"] == source)].groupby("arm")
+    cells = [f"{(own.get_group(arm)['outcome'] == 'collapsed').sum()}, {own.get_group(arm)['end'].mean():.2f}" for arm in ARMS]
+    assert f"| {row} | {' | '.join(cells)} |" in PAGE.replace("**", "")
