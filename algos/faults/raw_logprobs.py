@@ -24,7 +24,7 @@ def _evidence(s: Statistics) -> str:
     slope = s["slope/temperature"]
     return (
         f"the mean ratio is {s['identity/mean']:.3f}, {s['identity/z']:.0f} standard errors from 1, and the trainer's logits are "
-        f"{slope:.2f} times the logged ones: as if sampled at T = {1 / slope:.2f} and logged at 1"
+        f"{slope:.2f} times the logged ones: as if sampled at T of about {1 / slope:.2f} and logged at 1"
     )
 
 

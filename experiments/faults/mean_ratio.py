@@ -20,7 +20,7 @@ from analysis.figures.style import png, subplots
 from analysis.marks import HUES, NEUTRAL
 from experiments.faults.report import read
 
-TITLE = "K3 does not tell these bugs from FP8. The mean ratio does."
+TITLE = "The mean ratio shows these two bugs in any format. K3 alone does not."
 BUGS = {
     "logged before temperature": (("raw_logprobs",), HUES["fp8_tensor"], "^"),
     "top-p or top-k cut tokens off": (("top_p", "top_k"), HUES["bf16"], "v"),

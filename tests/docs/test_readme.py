@@ -61,10 +61,11 @@ def verdict():
 def test_the_first_block_is_the_faulty_example():
     printed = replayed("raw", code=3)
     (block,) = blocks("text")
-    faulty = block.split(SOUND)[0]
-    assert faulty.startswith(printed[0]) and "VERDICT  No correction is proposed." in printed
+    command, *faulty = block.split("$ faultline replay --example\n")[0].splitlines()
+    assert command == "$ faultline replay --example raw" and faulty[0] == printed[0]
+    assert "VERDICT  No correction is proposed." in printed
     rest = iter(printed)
-    assert all(line == "..." or line in rest for line in faulty.splitlines())
+    assert all(line == "..." or line in rest for line in faulty)
 
 
 @pytest.mark.slow
@@ -104,7 +105,16 @@ def test_a_size_is_explained_where_it_is_first_named(word, said):
 def test_nothing_was_left_to_be_filled_in():
     """A word of four capitals or more outside the blocks is a name that the README uses, not a placeholder."""
     prose = re.sub(r"^```.*?^```|`[^`]*`|^    .*?$", "", README, flags=re.M | re.S)
-    assert set(re.findall(r"\b[A-Z]{4,}\b", prose)) <= {"FAULT", "JSON", "YAML", "CONTRIBUTING", "CITATION", "RESULTS", "README"}
+    assert set(re.findall(r"\b[A-Z]{4,}\b", prose)) <= {
+        "FAULT",
+        "JSON",
+        "YAML",
+        "CONTRIBUTING",
+        "CITATION",
+        "DAPO",
+        "RESULTS",
+        "README",
+    }
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/getting-started.md"])
@@ -133,17 +143,24 @@ def test_its_table_counts_the_record(record):
     edit = record["fault"].isin(edits.SIZES.keys() - real.SIZES.keys()) | whole
     known, unnamed, sound = record[planned & ~edit], record[unnamed], record[record["fault"] == "clean"]
 
-    def row(dumps: pd.DataFrame) -> str:
-        return f"| {len(dumps)} | {dumps['plain_right'].sum()} | {dumps['right'].sum()} |"
+    shown = bugs(record)
+    other = known[~known.index.isin(shown.index)]
 
-    def misnamed(part: str) -> str:
+    def named(dumps: pd.DataFrame) -> str:
+        return f"| {len(dumps)} | {dumps['plain_right'].sum()} named | {dumps['right'].sum()} named |"
+
+    def told(part: str) -> str:
         right = unnamed[unnamed[f"{part}right"]]
-        return f"{len(right)}, {(right[f'{part}kind'] == 'fault').sum()} of them misnamed"
+        kinds = right[f"{part}kind"].value_counts()
+        return f"{kinds['unknown']} `UNKNOWN`, {kinds['fault']} misnamed, {len(unnamed) - len(right)} missed"
 
-    assert f"| the two bugs above: named {row(bugs(record))}" in README
-    assert f"| known bugs in a running sampler or trainer: named {row(known)}" in README
-    assert f"| {len(unnamed)} | {misnamed('plain_')} | {misnamed('')} |" in README
-    assert f"| sound: no alarm {row(sound)}" in README
+    assert f"| the two bugs above {named(shown)}" in README
+    assert f"| other known bugs of a running sampler or trainer {named(other)}" in README
+    assert f"| {len(unnamed)} | {told('plain_')} | {told('')} |" in README
+    assert set(sound["plain_kind"]) == {"consistent", "unknown"} and sound["right"].all()
+    assert f"| {len(sound)} | {(sound['plain_kind'] == 'unknown').sum()} `UNKNOWN` | 0 accused |" in README
+    faulty = record[record["fault"] != "clean"]
+    assert f"Of {len(faulty)} batches with some bug {(faulty['z'].abs() < SURE).sum()} are in the grey band" in " ".join(README.split())
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +182,7 @@ def test_the_first_finding_is_what_the_record_holds(record):
     assert sound["z"].abs().max() < SURE < shown["z"].abs().min()
     fp8 = sound[sound["precision"].str.startswith("fp8")]["k3"]
     assert shown["k3"].between(fp8.min(), fp8.max()).mean() > 0.9
-    assert len(FAULTS.names()) - 3 == 14 and "[fourteen more tests]" in README
+    assert len(FAULTS.names()) - 3 == 14 and "[fourteen more bugs]" in README
 
 
 @pytest.mark.slow
@@ -173,8 +190,8 @@ def test_the_finding_is_what_replay_prints(verdict):
     """Four filters keep at most a fifth of the FP8 batch, token weights nearly all."""
     said, fp8 = " ".join(README.split()), effects(verdict)
     kept = sorted(share for share, _, _ in fp8.values() if share < 25)
-    assert len(kept) == 4 and f"four filters leave {kept[0]:.0f} to {kept[-1]:.0f} %" in said
-    assert f"the share that counts, of {100 * fp8['verl, SkyRL token TIS, 2'][1]:.0f} %" in said
+    assert len(kept) == 4 and f"[four filters](docs/replay.md) leave {kept[0]:.0f} to {kept[-1]:.0f} %" in said
+    assert f"token weights cut at 2 leave {100 * fp8['verl, SkyRL token TIS, 2'][1]:.0f} %" in said
 
 
 def effects(lines: list[str]) -> dict[str, tuple[float, float, float]]:

@@ -71,6 +71,8 @@ def answer(
     limits = [f"Persistence: {lasting.why}."] if lasting.value is None else []
     if diagnosis.kind == "consistent" and (note := evidence.note(diagnosis)):
         limits.append(note)
+    if diagnosis.kind == "consistent" and (note := evidence.untested()):
+        limits.append(note)
     more: dict[str, Any] = {"deployed": answered, "persistence": lasting.value, "persistence_note": lasting.why}
     more |= {"limitations": [*limits, *verdict.limitations], "compared": compared(diagnosis, evidence.facts)}
     verdict = verdict.model_copy(update=more)

@@ -26,6 +26,8 @@ LAGGING = "All responses begin with older weights: --precision and --baseline we
 """Note on a dump without a fault if its precision or a baseline is known, and no token is fresh (`algos.faults.diagnose`)."""
 NOTES = (UNCOMPARED, LAGGING)
 """The notes on a K3 that was not compared. A verdict holds one among its limitations, and the terminal prints it in any case."""
+UNTESTED = "Not tested well, for lack of"
+"""Begin of the note on tests that need columns which the dump lacks. The terminal prints it in any case too."""
 
 
 def known(path: Path, precision: str | None = None, baseline: Path | None = None) -> RunFacts:
@@ -85,6 +87,15 @@ class Evidence:
         """Whether K3 is neither compared with that of a precision or baseline, nor explained by noise or stale weights."""
         explained = self.facts.noise or any(lag is not None for lag in self.lags)
         return self.facts.precision is None and self.facts.baseline is None and not explained
+
+    def untested(self) -> str | None:
+        """Say what the diagnosis could hardly test, for lack of a column in every batch; None if no column lacks."""
+        lacking = [
+            name for name in ("tokens", "entropy", "advantages") if all(getattr(one, name) is None for one in self.batches)
+        ]
+        what = {"who drew the tokens": {"tokens", "entropy"}, "old weights": {"advantages"}}
+        missed = " and ".join(name for name, columns in what.items() if columns & set(lacking))
+        return f"{UNTESTED} {', '.join(lacking)}: {missed}." if lacking else None
 
     def note(self, found: Diagnosis) -> str | None:
         """Say why K3 was not compared with that of a precision or baseline; None if it was, or if none is asked for."""

@@ -7,7 +7,7 @@ from math import log
 from textwrap import wrap
 
 from faultline.tools.replay.deployed import CONSTANT
-from faultline.tools.replay.evidence import NOTES
+from faultline.tools.replay.evidence import NOTES, UNTESTED
 from faultline.tools.replay.gate import GateResult
 from faultline.tools.replay.scales import SCALES
 from faultline.tools.replay.verdict import (
@@ -44,7 +44,7 @@ WORDS = {
     "not asked": "no correction is proposed",
 }
 """Value of Verdict.by_size -> its words in the terminal, where no weight is proposed."""
-FIXED = "No bug found. The default for any sound dump: no rule that reads one was shown to beat it."
+FIXED = "No bug found. Defaults for any sound dump; no rule that reads one was shown to beat them:"
 """Headline where the study of docs/decision.md supports one correction for each deployed policy, whatever the dump shows. None of
 the other rules and corrections was shown better there, nor was the default shown to beat no correction."""
 DEPLOYED = {"trainer": "trainer's weights", "sampler": "engine's weights"}
@@ -54,7 +54,7 @@ SLIGHT = 0.99
 
 
 def lines(verdict: Verdict) -> list[str]:
-    """Format a verdict in about 28 lines of at most WIDTH printable characters, names cut to fit, and a line per gate."""
+    """Format a verdict in about 29 lines of at most WIDTH printable characters, names cut to fit, and a line per gate."""
     d, m = verdict.dump, verdict.mismatch
     bad = f"; {d.bad_rows:,} bad rows left out" if d.bad_rows else ""
     responses = f"{d.responses:,} response{'s' * (d.responses != 1)}"
@@ -66,13 +66,13 @@ def lines(verdict: Verdict) -> list[str]:
         rest += [*gate_lines(verdict), *notes]
         return [printable(line)[:WIDTH] for line in [*first, *rest]]
     because = wrap(" ".join(reasons(verdict)), WIDTH - 2)
-    uncompared = [f"  {line}" for line in verdict.limitations if line in NOTES]
-    told = len(uncompared) + (verdict.persistence is not None) + verdict.answerable
-    others = [line for line in verdict.limitations if line not in (*NOTES, *_narrow(verdict))]
+    untested = [line for line in verdict.limitations if line in NOTES or line.startswith(UNTESTED)]
+    told = len(untested) + (verdict.persistence is not None) + verdict.answerable
+    others = [line for line in verdict.limitations if line not in (*untested, *_narrow(verdict))]
     limitations = others[: max(LIMITATIONS - told, 0)]
     out = [
         *first,
-        *uncompared,
+        *(f"  {line}" for line in untested),
         size,
         f"VERDICT  {headline(verdict)}",
         *deployed_lines(verdict),
@@ -112,14 +112,14 @@ def deployed_lines(verdict: Verdict) -> list[str]:
     return [
         *chosen,
         *(line for sentence in own for line in wrap(sentence, WIDTH, initial_indent="  ", subsequent_indent="  ")),
-        f"RL's gain lost to the best setting, mean and worst of {first.regimes} toy regimes (others chose the default):",
+        f"Share of RL's gain lost in {first.regimes} toy regimes, mean and worst; the defaults were chosen on others:",
         f"  {'':<20}{_cells(first.lost)}",
         *rows,
     ]
 
 
 def _cells(texts: Iterable[str]) -> str:
-    return "".join(f"{text:<22}" for text in texts).rstrip()
+    return "".join(f"{text:<20}" for text in texts).rstrip()
 
 
 def persistence_lines(verdict: Verdict) -> list[str]:

@@ -21,6 +21,7 @@ SCORES = {
     "always none": {"mean": 0.30, "worst": 0.90, "in": "ppo/fixed_0.4"},
     "always token": {"mean": 0.07, "worst": 0.80, "in": "moe/int8"},
     "always sequence": {"mean": 0.12, "worst": 0.60, "in": "moe/fp16"},
+    "always geometric": {"mean": 0.09, "worst": 0.40, "in": "moe/fp8"},
     "best constant": {"mean": 0.05, "worst": 0.20, "in": "moe/w4a4"},
     "v2": {"mean": 0.02, "worst": 0.10, "in": "dense/int8"},
 }
@@ -56,19 +57,20 @@ def test_a_constant_that_won_is_proposed_for_each_policy_and_said_to_be_one():
     assert (trainer.arm, sampler.arm, sampler.settings) == ("mask", "none", {})
     assert trainer.measured == (
         "In 26 new toy regimes it lost 5% of RL's gain to the best, 20% at worst. "
-        "Beside it: no correction 30%, 90%; token truncation 7%, 80%; sequence truncation 12%, 60%."
+        "Beside it: no correction 30%, 90%; token truncation 7%, 80%; sequence truncation 12%, 60%; geometric band 9%, 40%."
     )
     always = frozen("best constant", "none")
     always["trainer"]["scores"] = SCORES | {"best constant": SCORES["always none"]}
     (found,) = answers(verdict(), ONE_STEP, always, ["trainer"])
-    assert found.measured.endswith("90% at worst. Beside it: token truncation 7%, 80%; sequence truncation 12%, 60%.")
+    others = "token truncation 7%, 80%; sequence truncation 12%, 60%; geometric band 9%, 40%."
+    assert found.measured.endswith(f"90% at worst. Beside it: {others}")
     assert trainer.settings["Faultline"] == ["correction=sequence_mask"]
     shown = terminal.lines(verdict().model_copy(update={"deployed": [trainer, sampler]}))
     at = shown.index(f"VERDICT  {terminal.FIXED}")
     assert shown[at + 1] == "IF YOU DEPLOY THE TRAINER'S WEIGHTS: mask sequences above 2 (set below)"
     assert shown[at + 2] == "IF YOU DEPLOY THE ENGINE'S WEIGHTS: no correction"
-    assert " ".join(shown[at + 4].split()) == "no correction token truncation sequence truncation"
-    assert " ".join(shown[at + 5].split()) == "trainer's weights 30%, 90% 7%, 80% 12%, 60%"
+    assert " ".join(shown[at + 4].split()) == "no correction token truncation sequence truncation geometric band"
+    assert " ".join(shown[at + 5].split()) == "trainer's weights 30%, 90% 7%, 80% 12%, 60% 9%, 40%"
     assert not any("By its size alone" in line or "untested" in line for line in shown)  # the size opposes no rule
     assert any(line.startswith("TRL") and "sequence_mask" in line for line in shown) and max(map(len, shown)) <= terminal.PASTED
 

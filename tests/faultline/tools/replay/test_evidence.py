@@ -238,7 +238,7 @@ def test_the_note_that_k3_was_not_compared_stands_where_no_precision_is_known(tm
     words = ["--corrections", "icepop", "--out", str(tmp_path / "out")]
     main(["replay", str(path), *words])
     shown = capsys.readouterr().out.splitlines()
-    assert shown[1] == f"  {evidence.UNCOMPARED}" and len(shown) <= 24
+    assert shown[1] == f"  {evidence.UNCOMPARED}" and len(shown) <= 26
     known_by = [
         [str(path), "--precision", "bf16"], [str(path), "--baseline", str(path)], [str(run)], ["--example", "fp8"]
     ]  # fmt: skip

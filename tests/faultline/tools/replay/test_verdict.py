@@ -366,19 +366,20 @@ def test_pasted_settings_fill_lines_of_104_characters():
 
 
 @pytest.mark.slow
-def test_the_terminal_shows_the_verdict_in_28_lines(tmp_path, capsys, monkeypatch):
+def test_the_terminal_shows_the_verdict_in_29_lines(tmp_path, capsys, monkeypatch):
     """The page's line is the last. Nothing is wider than 104 characters but the path."""
     monkeypatch.chdir(tmp_path)
     main(["replay", "--example"])
     shown = capsys.readouterr().out.splitlines()
-    assert len(shown) <= 28 and max(map(len, shown[:-1])) <= terminal.PASTED
+    assert len(shown) <= 29 and max(map(len, shown[:-1])) <= terminal.PASTED
     assert shown[0].startswith("LOG-PROBABILITIES  consistent: mean ratio 1.0005 ± 0.0024 ")
-    assert shown[1].startswith("SmolLM2-135M from a 4-bit file, FP8 rollout: ")
-    assert shown[2] == f"VERDICT  {terminal.FIXED}"
-    assert shown[3] == "IF YOU DEPLOY THE TRAINER'S WEIGHTS: truncate token weights at 2 (set below)"
-    assert shown[4] == "IF YOU DEPLOY THE ENGINE'S WEIGHTS: no correction"
-    assert " ".join(shown[7].split()) == "trainer's weights 2%, 55% 1%, 25% 0%, 38%"
-    assert " ".join(shown[8].split()) == "engine's weights 2%, 55% 5%, 79% 7%, 91%"
+    assert shown[1] == "  Not tested well, for lack of entropy: who drew the tokens."
+    assert shown[2].startswith("SmolLM2-135M from a 4-bit file, FP8 rollout: ")
+    assert shown[3] == f"VERDICT  {terminal.FIXED}"
+    assert shown[4] == "IF YOU DEPLOY THE TRAINER'S WEIGHTS: truncate token weights at 2 (set below)"
+    assert shown[5] == "IF YOU DEPLOY THE ENGINE'S WEIGHTS: no correction"
+    assert " ".join(shown[8].split()) == "trainer's weights 2%, 55% 1%, 25% 0%, 38% 0%, 11%"
+    assert " ".join(shown[9].split()) == "engine's weights 2%, 55% 5%, 79% 7%, 91% 8%, 88%"
     assert shown[-1] == f"Page: {tmp_path}/replay-example-fp8/replay.html"
     page = html.unescape((tmp_path / "replay-example-fp8" / "replay.html").read_text())
     places = [
