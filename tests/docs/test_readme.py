@@ -160,7 +160,9 @@ def test_its_table_counts_the_record(record):
     assert set(sound["plain_kind"]) == {"consistent", "unknown"} and sound["right"].all()
     assert f"| {len(sound)} | {(sound['plain_kind'] == 'unknown').sum()} `UNKNOWN` | 0 accused |" in README
     faulty = record[record["fault"] != "clean"]
-    assert f"Of {len(faulty)} batches with some bug {(faulty['z'].abs() < SURE).sum()} are in the grey band" in " ".join(README.split())
+    assert f"Of {len(faulty)} batches with some bug {(faulty['z'].abs() < SURE).sum()} are in the grey band" in " ".join(
+        README.split()
+    )
 
 
 @pytest.fixture(scope="module")

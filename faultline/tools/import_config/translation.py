@@ -399,16 +399,17 @@ class Translation:
         correction = Correction(ratio, self.weight, self.reject, normalize, denominator)
         values = self.values | {"correction": _plain(correction)}
         # A line break in a key would end its comment, and what follows would be read as YAML.
+        start = f"{' '.join((self.gpus or Gpus(1, 1)).start())} --config-dir DIR +experiment=NAME"
         lines = [
             "# @package _global_",
             f"# {printable(title)}, translated. Save it as DIR/experiment/NAME.yaml and run",
-            f"#   {' '.join((self.gpus or Gpus(1, 1)).start())} --config-dir DIR +experiment=NAME",
+            f"#   {start}",
         ]
         lines += [f"# WARNING: {printable(warning)}" for warning in self.warnings]
         lines += [f"# note: {printable(note)}" for note in self.notes]
         lines += [f"# not translated: {printable(line)}" for line in self.lost + left]
         if not self.ready:  # in fp32 the small model's engine and trainer agree exactly
-            lines += [f"# a control: the command above with {' '.join(_control(correction))}"]
+            lines += [f"# a control: {start} {' '.join(_control(correction))}"]
         lines += ["defaults:", *(f"  - override /{group}: {option}" for group, option in self.options.items())]
         if "rollout/precision" not in self.options:
             lines += ["  - override /rollout/precision: bf16  # the dtype of the rollout is not set; theirs is bf16 by default"]

@@ -21,6 +21,8 @@ BARE = ("rollout_correction", "rollout_is", "rollout_rs", "rollout_token_veto_th
 CORRECTION = re.compile(r"rollout_correction\.|rollout_(is|rs|token_veto)|imp_(ratio|weight)_cap|bypass_")
 PREFIXES = ("actor_rollout_ref.", "algorithm.", "actor.policy_loss.rollout_correction.", "rollout_correction.")
 LEVELS = {"token": "token", "seq_sum": "sequence", "seq_mean": "geometric", "seq_max": "worst_token"}
+RATIOS = ("token", "sequence", "geometric")
+"""Values of rollout_rs before 2026, whose bounds are of ρ itself."""
 GRPO = ("grpo", "grpo_vectorized")
 KL_TYPES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 ADVANTAGES = {
@@ -173,21 +175,23 @@ def _rejection(source: Source, out: Translation) -> None:
         if threshold is not None:
             out.notes.append(f"{key}={threshold}: rollout_rs is not set, so verl rejects nothing")
         return
+    options = [name.strip() for name in str(names).split(",")]
+    for option in options:
+        level, _, statistic = option.rpartition("_")
+        if option not in RATIOS and (level not in LEVELS or statistic not in ("k1", "k2", "k3")):
+            unusable(f"{source.key('rollout_rs')}={option}", f"accepted are {', '.join(LEVELS)} with _k1, _k2 or _k3")
     if threshold is None:
         raise UserError(f"rollout_rs={names}: rollout_rs_threshold is missing")
-    options = [name.strip() for name in str(names).split(",")]
     bounds = [bound.strip() for bound in str(threshold).split(",")]
     if len(bounds) not in (1, len(options)):
         raise UserError(f"{key}={threshold}: {len(bounds)} thresholds for the {len(options)} options of rollout_rs={names}")
     for option, bound in zip(options, bounds * len(options) if len(bounds) == 1 else bounds, strict=False):
-        if option in ("token", "sequence", "geometric"):  # before 2026: bounds on ρ itself
+        if option in RATIOS:
             upper = _pair(key, bound)[1]
             out.filter(f"rollout_rs={option}", option, option, "ratio", 1 / upper if low is None else low, upper)
             continue
         level, _, statistic = option.rpartition("_")
-        if level not in LEVELS or statistic not in ("k1", "k2", "k3"):
-            unusable(f"{source.key('rollout_rs')}={option}", f"accepted are {', '.join(LEVELS)} with _k1, _k2 or _k3")
-        elif statistic == "k1":
+        if statistic == "k1":
             lower, upper = _pair(key, bound)
             out.filter(f"rollout_rs={option} at {bound}", option, LEVELS[level], "ratio", 1 / upper, 1 / lower)
             if not math.isclose(lower * upper, 1, rel_tol=1e-9):

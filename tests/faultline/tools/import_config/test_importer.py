@@ -393,7 +393,7 @@ def test_the_words_for_a_control_leave_rollouts_exact_and_uncorrected(tmp_path):
     (tmp_path / "experiment").mkdir()
     text = import_config(tmp_path / "theirs.yaml")
     (tmp_path / "experiment" / "mine.yaml").write_text(text)
-    (words,) = re.findall(r"^# a control: the command above with (.*)$", text, re.M)
+    (words,) = re.findall(r"^# a control: faultline train --config-dir DIR \+experiment=NAME (.*)$", text, re.M)
     more = {"it": [], "control": words.split()}
     configs = {
         run: parse(compose("+experiment=mine", *these, config_dir=tmp_path)).model_dump(mode="json")
@@ -460,6 +460,7 @@ def test_a_correction_that_verl_skips_is_a_warning(tmp_path):
         ("tis_imp_ratio_cap: 0.5\n", r"tis_imp_ratio_cap=0.5: upper=0.5 is below 1"),
         ("rollout_is: true\nrollout_is_threshold: 2\nrollout_is_level: turn\n", r"rollout_is_level=turn, .* accepted are token"),
         ("rollout_rs: turn_k9\nrollout_rs_threshold: 1\n", r"rollout_rs=turn_k9: accepted are token, seq_sum"),
+        ("rollout_rs: foo\n", r"rollout_rs=foo: accepted are token, seq_sum"),
         ("rollout_rs: token_k1\nrollout_rs_threshold: '2_4'\n", r"rollout_rs=token_k1 at 2_4: upper=0.5 is below 1"),
         ("rollout_rs: 'seq_mean_k1,token_k2'\nrollout_rs_threshold: 0.99_1.01\n",
          r"rollout_rs_threshold of rollout_rs=token_k2='0.99_1.01': must be a number"),
@@ -483,7 +484,7 @@ def test_a_correction_that_verl_skips_is_a_warning(tmp_path):
         ("rollout_is: token\nrollout_is_threshold: '1_2_3'\n", r"rollout_is_threshold=1_2_3: must be one positive number or two"),
         ("rollout_rs: token\nrollout_rs_threshold: 0\n", r"rollout_rs_threshold=0: must be one positive number or two"),
         ("rollout_rs: token_k1\n", r"rollout_rs=token_k1: rollout_rs_threshold is missing"),
-        ("rollout_rs: a,b\nrollout_rs_threshold: 1,2,3\n", r"rollout_rs_threshold=1,2,3: 3 thresholds for the 2 options"),
+        ("rollout_rs: token_k1,seq_sum_k1\nrollout_rs_threshold: 1,2,3\n", r"rollout_rs_threshold=1,2,3: 3 thresholds for the 2 options"),
         ("bypass_mode: maybe\n", r"bypass_mode='maybe': must be true or false"),
         ("rollout_is: [token]\n", r"rollout_is=\['token'\]: must be a single value"),
         ("actor.clip_ratio_low: ${eps}\n", r"actor.clip_ratio_low=\${eps}: resolve the config first"),
