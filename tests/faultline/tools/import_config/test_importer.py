@@ -484,7 +484,7 @@ def test_a_correction_that_verl_skips_is_a_warning(tmp_path):
         ("rollout_is: token\nrollout_is_threshold: '1_2_3'\n", r"rollout_is_threshold=1_2_3: must be one positive number or two"),
         ("rollout_rs: token\nrollout_rs_threshold: 0\n", r"rollout_rs_threshold=0: must be one positive number or two"),
         ("rollout_rs: token_k1\n", r"rollout_rs=token_k1: rollout_rs_threshold is missing"),
-        ("rollout_rs: token_k1,seq_sum_k1\nrollout_rs_threshold: 1,2,3\n", r"rollout_rs_threshold=1,2,3: 3 thresholds for the 2 options"),
+        ("rollout_rs: token_k1,seq_sum_k1\nrollout_rs_threshold: 1,2,3\n", r"=1,2,3: 3 thresholds for the 2 options"),
         ("bypass_mode: maybe\n", r"bypass_mode='maybe': must be true or false"),
         ("rollout_is: [token]\n", r"rollout_is=\['token'\]: must be a single value"),
         ("actor.clip_ratio_low: ${eps}\n", r"actor.clip_ratio_low=\${eps}: resolve the config first"),
