@@ -122,6 +122,11 @@ class Results:
         return measures.evaluations(self.runs, self.steps)
 
     @cached_property
+    def evaluated(self) -> pd.Series:
+        """How often the held-out reward of each run was measured, by run."""
+        return self.evaluations.groupby("run").size().reindex(self.runs.index, fill_value=0)
+
+    @cached_property
     def combinations(self) -> pd.DataFrame:
         """A row per arm (runs alike but for the seed): its outcome, with its row and column in the report's matrix."""
         return arms.combinations(self.runs, self.rewards.final)

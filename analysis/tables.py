@@ -12,6 +12,7 @@ from analysis.labels import column, metric
 from analysis.results import Results
 from analysis.statistics.dose import MARGIN, Curve, precisions
 from analysis.statistics.outcomes import RESAMPLING
+from analysis.statistics.performance import FEWEST
 from analysis.statistics.survival import FEW
 from analysis.statistics.tests import equivalent_p, fraction, holm, non_inferior_p
 
@@ -60,7 +61,7 @@ def runs(results: Results) -> pd.DataFrame:
     measured = results.measures
     shown = {name: form for name, form in SHOWN.items() if name != "persistence" or measured[name].notna().any()}
     cells = pd.DataFrame({name: measured[name].map(_number(form)) for name, form in shown.items()})
-    cells["outcome"] = [_outcome(run) for run in results.runs.itertuples()]
+    cells["outcome"] = [_outcome(run, results.evaluated[run.Index]) for run in results.runs.itertuples()]
     rows = []
     for arm in results.arms:
         mine = results.runs[results.runs.arm == arm].sort_values("seed")
@@ -73,7 +74,9 @@ def _number(form: str) -> Callable[[float], str]:
     return lambda value: "–" if pd.isna(value) else format(value, form)
 
 
-def _outcome(run: Any) -> str:
+def _outcome(run: Any, evaluated: int) -> str:
+    if run.outcome == "never learned" and evaluated < FEWEST:
+        return "too short to tell"
     if run.outcome == "collapsed":
         return f"{run.detector} at {run.onset:.0f}{f', after {run.cause}' if run.cause else ''}"
     return run.state if run.outcome == "unfinished" else run.outcome

@@ -11,7 +11,7 @@ from analysis.labels import brief, metric
 from analysis.results import Results
 from analysis.statistics import survival, tests
 from analysis.statistics.outcomes import SIGNIFICANT
-from analysis.statistics.performance import HEALTHY
+from analysis.statistics.performance import FEWEST, HEALTHY
 
 QUESTIONS = {
     "precision": "Precision against the control",
@@ -31,8 +31,6 @@ SETTINGS = {
     "rollout.staleness": "staleness {}",
 }
 """Formats of config values in words, by config key. The report's note on provenance begins with those that all runs share."""
-FEWEST = 4
-"""Evaluations from which on a collapse of the held-out reward, or learning, can show: the first, and three after it."""
 LISTED = 5
 """Maximum number of items listed in a sentence; the tables have the rest."""
 
@@ -48,7 +46,6 @@ def answer(results: Results) -> list[str]:
         for sentence in [
             f"{_finding(runs, worst)}{proof}." if worst else "",
             _headline(results),
-            _few_evaluations(results),
             _untrained(results),
             *(
                 [_stable(results)]
@@ -104,6 +101,8 @@ def _headline(results: Results) -> str:
     if fallen:
         where = f"{runs.arm[runs.event].nunique()} of {runs.arm.nunique()} arms"
         sentence = f"{fallen} of {number} runs collapsed, in {where}.{f' {rest}.' if rest else ''}"
+    elif (most := results.evaluated[runs.index].max()) < FEWEST:
+        sentence = f"{count(number, 'run')} ended too early to tell: no more than {count(most, 'evaluation')} each, of {FEWEST}."
     elif never == number:
         sentence = f"{never} of {number} runs never learned: no held-out reward rose by three standard errors. None collapsed."
     else:
@@ -111,14 +110,6 @@ def _headline(results: Results) -> str:
     if left.empty:
         return sentence
     return f"{sentence} Another {count(len(left), 'run')} {'counts' if len(left) == 1 else 'count'} in no share: {_states(left)}."
-
-
-def _few_evaluations(results: Results) -> str:
-    """A sentence on runs too short for their outcome: FEWEST evaluations are needed to show a collapse, or that a run learned."""
-    number = results.evaluations.groupby("run").size().reindex(results.ended.index, fill_value=0)
-    if number.empty or number.max() >= FEWEST:
-        return ""
-    return f"No run has more than {count(number.max(), 'evaluation')}: too few to show a collapse, or that a run learned."
 
 
 def _untrained(results: Results) -> str:

@@ -11,6 +11,8 @@ from analysis.statistics.tests import Interval, percentiles
 
 HEALTHY = 0.95
 """Least held-out reward at which a run counts as healthy, on a task that can be solved perfectly."""
+FEWEST = 4
+"""Evaluations from which on a collapse of the held-out reward, or learning, can show: the first, and three after it."""
 
 
 def iqm(values: np.ndarray, axis: int = -1) -> np.ndarray:

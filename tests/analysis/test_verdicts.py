@@ -231,9 +231,11 @@ def test_the_first_sentence_says_what_happened(tmp_path):
 def test_runs_with_too_few_evaluations_are_said_to_show_nothing(tmp_path, until, told):
     """An evaluation every 5 steps, the first before a step is done. Learning takes the median of three after the first."""
     write(tmp_path, FP32, learns=False, until=until, state="done")
-    (found,) = [line for line in verdicts.answer(load(tmp_path)) if line.startswith("No run has more than")] or [None]
-    few = f"No run has more than {told}: too few to show a collapse, or that a run learned."
-    assert found == (few if told else None)
+    results = load(tmp_path)
+    few = f"1 run ended too early to tell: no more than {told} each, of 4."
+    never = "1 of 1 runs never learned: no held-out reward rose by three standard errors. None collapsed."
+    assert verdicts.answer(results)[0] == (few if told else never)
+    assert list(tables.runs(results).outcome) == ["too short to tell" if told else "never learned"]
 
 
 def test_a_run_without_any_gradient_is_said_to_have_trained_nothing(tmp_path):
