@@ -20,10 +20,10 @@ from analysis.figures.style import png, subplots
 from analysis.marks import HUES, NEUTRAL
 from experiments.faults.report import read
 
-TITLE = "The mean ratio shows these two bugs in any format. K3 alone does not."
+TITLE = "The mean ratio flags all 59 batches with one of two bugs, and none of 467 without."
 BUGS = {
     "logged before temperature": (("raw_logprobs",), HUES["fp8_tensor"], "^"),
-    "top-p or top-k cut tokens off": (("top_p", "top_k"), HUES["bf16"], "v"),
+    "top-p or top-k, logged after the cut": (("top_p", "top_k"), HUES["bf16"], "v"),
 }
 """Injected faults that move the mean ratio: what each is -> (its names in the record, colour, marker)."""
 LANGUAGE = re.compile(r"smollm2|vllm$|vllm-(fp16|int8)|local-|long/")

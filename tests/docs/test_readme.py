@@ -60,7 +60,7 @@ def verdict():
 @pytest.mark.slow
 def test_the_first_block_is_the_faulty_example():
     printed = replayed("raw", code=3)
-    (block,) = blocks("text")
+    block, _ = blocks("text")
     command, *faulty = block.split("$ faultline replay --example\n")[0].splitlines()
     assert command == "$ faultline replay --example raw" and faulty[0] == printed[0]
     assert "VERDICT  No correction is proposed." in printed
@@ -76,6 +76,12 @@ def test_the_shown_lines_are_the_real_output_in_its_order(verdict, page):
     printed = iter(verdict)
     for line in block[block.index(SOUND) :].splitlines():
         assert line == "..." or line.startswith("Page: ") or line in printed, f"not printed there: {line}"
+
+
+@pytest.mark.slow
+def test_the_verdict_that_it_quotes_is_printed(verdict):
+    _, answer = blocks("text")
+    assert set(answer.splitlines()) <= set(verdict) and answer.startswith("VERDICT")
 
 
 @pytest.mark.slow
@@ -132,16 +138,16 @@ def test_the_versions_of_package_citation_and_changelog_are_one():
 
 
 def test_its_one_picture_has_the_finding_as_its_title():
-    assert re.findall(r"!\[(.*)\]\((.*)\)", README) == [(TITLE, "docs/mean_ratio.png")] and f"\n**{TITLE}**" in README
+    assert re.findall(r"!\[.*\]\((.*)\)", README) == ["docs/mean_ratio.png"] and f"\n**{TITLE}**" in README
 
 
 def test_its_table_counts_the_record(record):
-    """Known bugs of a running engine are those of the planned aim, at their middle size, that are no edit of a sound dump."""
+    """At all sizes. Known bugs of a running sampler or trainer are those with a rule that are no edit of a sound dump."""
     unnamed = record["fault"].isin([*HELD_OUT, *FORMER])
-    planned = record["middle"] & ~unnamed & (record["source"] != "chain-micro_batches")
     whole = (record["fault"] == "swapped") & (record["size"] == 1)
     edit = record["fault"].isin(edits.SIZES.keys() - real.SIZES.keys()) | whole
-    known, unnamed, sound = record[planned & ~edit], record[unnamed], record[record["fault"] == "clean"]
+    clean = record["fault"] == "clean"
+    known, unnamed, sound = record[~clean & ~unnamed & ~edit], record[unnamed], record[clean]
 
     shown = bugs(record)
     other = known[~known.index.isin(shown.index)]
@@ -159,10 +165,8 @@ def test_its_table_counts_the_record(record):
     assert f"| {len(unnamed)} | {told('plain_')} | {told('')} |" in README
     assert set(sound["plain_kind"]) == {"consistent", "unknown"} and sound["right"].all()
     assert f"| {len(sound)} | {(sound['plain_kind'] == 'unknown').sum()} `UNKNOWN` | 0 accused |" in README
-    faulty = record[record["fault"] != "clean"]
-    assert f"Of {len(faulty)} batches with some bug {(faulty['z'].abs() < SURE).sum()} are in the grey band" in " ".join(
-        README.split()
-    )
+    others = record[~clean & ~record.index.isin(shown.index)]
+    assert (others["z"].abs() < SURE).mean() > 0.75  # they "mostly leave the mean ratio at 1"
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +188,8 @@ def test_the_first_finding_is_what_the_record_holds(record):
     assert sound["z"].abs().max() < SURE < shown["z"].abs().min()
     fp8 = sound[sound["precision"].str.startswith("fp8")]["k3"]
     assert shown["k3"].between(fp8.min(), fp8.max()).mean() > 0.9
-    assert len(FAULTS.names()) - 3 == 14 and "[fourteen more bugs]" in README
+    assert len(FAULTS.names()) - 3 == 14 and "[Fourteen others]" in README and "for 16 known bugs" in README
+    assert f"all {len(shown)} batches" in TITLE and f"none of {len(sound)} without" in TITLE
 
 
 @pytest.mark.slow
@@ -192,7 +197,7 @@ def test_the_finding_is_what_replay_prints(verdict):
     """Four filters keep at most a fifth of the FP8 batch, token weights nearly all."""
     said, fp8 = " ".join(README.split()), effects(verdict)
     kept = sorted(share for share, _, _ in fp8.values() if share < 25)
-    assert len(kept) == 4 and f"[four filters](docs/replay.md) leave {kept[0]:.0f} to {kept[-1]:.0f} %" in said
+    assert len(kept) == 4 and f"four filters leave {kept[0]:.0f} to {kept[-1]:.0f} %" in said
     assert f"token weights cut at 2 leave {100 * fp8['verl, SkyRL token TIS, 2'][1]:.0f} %" in said
 
 

@@ -90,11 +90,10 @@ class Evidence:
 
     def untested(self) -> str | None:
         """Say what the diagnosis could hardly test, for lack of a column in every batch; None if no column lacks."""
-        lacking = [
-            name for name in ("tokens", "entropy", "advantages") if all(getattr(one, name) is None for one in self.batches)
-        ]
-        what = {"who drew the tokens": {"tokens", "entropy"}, "old weights": {"advantages"}}
-        missed = " and ".join(name for name, columns in what.items() if columns & set(lacking))
+        asked = ("tokens", "entropy", "advantages")
+        lacking = [name for name in asked if all(getattr(one, name) is None for one in self.batches)]
+        drawn, old = "whether top-p, penalties or another sampler drew the tokens", "whether weights were old"
+        missed = ", and ".join([drawn] * bool({"tokens", "entropy"} & set(lacking)) + [old] * ("advantages" in lacking))
         return f"{UNTESTED} {', '.join(lacking)}: {missed}." if lacking else None
 
     def note(self, found: Diagnosis) -> str | None:

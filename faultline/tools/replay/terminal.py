@@ -44,7 +44,7 @@ WORDS = {
     "not asked": "no correction is proposed",
 }
 """Value of Verdict.by_size -> its words in the terminal, where no weight is proposed."""
-FIXED = "No bug found. Defaults for any sound dump; no rule that reads one was shown to beat them:"
+FIXED = "No known bug shown. Defaults for any sound dump; no rule reading one was shown better:"
 """Headline where the study of docs/decision.md supports one correction for each deployed policy, whatever the dump shows. None of
 the other rules and corrections was shown better there, nor was the default shown to beat no correction."""
 DEPLOYED = {"trainer": "trainer's weights", "sampler": "engine's weights"}
@@ -72,7 +72,7 @@ def lines(verdict: Verdict) -> list[str]:
     limitations = others[: max(LIMITATIONS - told, 0)]
     out = [
         *first,
-        *(f"  {line}" for line in untested),
+        *(part for line in untested for part in wrap(line, WIDTH, initial_indent="  ", subsequent_indent="    ")),
         size,
         f"VERDICT  {headline(verdict)}",
         *deployed_lines(verdict),

@@ -108,6 +108,25 @@ def test_log_probabilities_that_were_divided_by_a_temperature_are_in_no_base(exa
         assert diagnose(own._replace(logp_old=own.logp_old / math.log(base))).fault == "log_base"
 
 
+def cut(logged: str, top_p: float, seed: int = 5) -> Batch:
+    """256 responses of 20 of 100 tokens, drawn by top-p from the trainer's own policy, and logged "raw" or "processed"."""
+    draws = torch.Generator().manual_seed(seed)
+    policy = (torch.randn(256, 20, 100, generator=draws).double() * 2).softmax(-1)
+    likeliest, places = policy.sort(-1, descending=True)
+    kept = torch.zeros_like(policy).scatter(-1, places, likeliest * (likeliest.cumsum(-1) - likeliest < top_p))
+    token = torch.multinomial(kept.view(-1, 100), 1, generator=draws).view(256, 20, 1)
+    numbers = policy if logged == "raw" else kept / kept.sum(-1, keepdim=True)
+    logp_rollout, logp_old = (part.gather(-1, token)[..., 0].log() for part in (numbers, policy))
+    return Batch(logp_rollout, torch.ones(256, 20, dtype=torch.bool), logp_old)
+
+
+def test_a_cut_moves_the_mean_ratio_only_if_it_is_logged():
+    """Raw numbers of both sides are equal here, though μ drew from nine tenths of the mass: docs/diagnosis.md says so."""
+    raw, processed = (diagnose(cut(logged, 0.9)) for logged in ("raw", "processed"))
+    assert raw.kind == "consistent" and raw.statistics["identity/mean"] == pytest.approx(1)
+    assert processed.fault == "truncated_sampling" and processed.statistics["identity/mean"] == pytest.approx(0.91, abs=0.02)
+
+
 def test_a_temperature_is_named_by_who_logs_it():
     ahead = diagnose(moved(0.7))
     assert ahead.fault == "temperature" and "0.70" in ahead.evidence and ahead.question == "b"

@@ -375,8 +375,8 @@ def test_tokens_that_are_cut_off_are_told(tmp_path, settings, told):
     """All of verl's, whose keys lie below rollout. A top k of 0 or −1 keeps all tokens."""
     theirs = {"algorithm.adv_estimator": "grpo", "trainer.total_training_steps": 5}
     theirs |= {f"actor_rollout_ref.rollout.{key}": value for key, value in settings.items()}
-    biased = [line for line in warnings_of(tmp_path, theirs) if line.endswith("biased by the probability that was cut off")]
-    assert [line.split(":")[0] for line in biased] == ([f"actor_rollout_ref.rollout.{told}"] if told else [])
+    cut = [line for line in warnings_of(tmp_path, theirs) if line.endswith("cut distribution, and no correction undoes that")]
+    assert [line.split(":")[0] for line in cut] == ([f"actor_rollout_ref.rollout.{told}"] if told else [])
 
 
 def test_a_project_that_the_small_model_does_not_log_to_is_noted(imported):

@@ -373,7 +373,7 @@ def test_the_terminal_shows_the_verdict_in_29_lines(tmp_path, capsys, monkeypatc
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) <= 29 and max(map(len, shown[:-1])) <= terminal.PASTED
     assert shown[0].startswith("LOG-PROBABILITIES  consistent: mean ratio 1.0005 ± 0.0024 ")
-    assert shown[1] == "  Not tested well, for lack of entropy: who drew the tokens."
+    assert shown[1] == "  Not tested well, for lack of entropy: whether top-p, penalties or another sampler drew the tokens."
     assert shown[2].startswith("SmolLM2-135M from a 4-bit file, FP8 rollout: ")
     assert shown[3] == f"VERDICT  {terminal.FIXED}"
     assert shown[4] == "IF YOU DEPLOY THE TRAINER'S WEIGHTS: truncate token weights at 2 (set below)"
