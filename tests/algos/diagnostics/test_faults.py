@@ -4,6 +4,7 @@ import dataclasses
 import math
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -37,6 +38,20 @@ def test_rounding_is_not_accused(path):
     own, _, tokens = read(path)
     found = diagnose(own, tokens=tokens)
     assert found.kind == "consistent", found
+
+
+def informative(path: Path) -> Batch:
+    """The responses of a dump that DAPO's dynamic sampling keeps: those of prompts whose rewards differ."""
+    rows = pq.read_table(path, columns=["group", "reward"]).to_pandas()
+    kept = torch.tensor((rows.groupby("group")["reward"].transform("nunique") > 1).to_numpy().nonzero()[0])
+    return read(path)[0].rows(kept)
+
+
+def test_no_sound_dump_is_accused_for_lack_of_the_groups_that_dapo_drops():
+    """docs/diagnosis.md gives the numbers."""
+    filtered = [kept for path in SHIPPED if path.stem != "raw" and len((kept := informative(path)).mask) >= 16]
+    assert len(filtered) == 16 and [min(sizes := [len(one.mask) for one in filtered]), max(sizes)] == [40, 200]
+    assert {diagnose(one).kind for one in filtered} == {"consistent"}
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp8"])
