@@ -75,7 +75,7 @@ def _number(form: str) -> Callable[[float], str]:
 
 
 def _outcome(run: Any, evaluated: int) -> str:
-    if run.outcome == "never learned" and evaluated < FEWEST:
+    if run.outcome in ("never learned", "survived") and evaluated < FEWEST:
         return "too short to tell"
     if run.outcome == "collapsed":
         return f"{run.detector} at {run.onset:.0f}{f', after {run.cause}' if run.cause else ''}"

@@ -45,7 +45,7 @@ def collisions(pairs: LogpPairs, tokens: Tensor | None = None) -> dict[str, floa
     nothing = dict.fromkeys(("found", "expected", *deviates), math.nan) | {"shared": 0.0, "shared_odds": 1.0}
     nothing = {f"collisions/{name}": value for name, value in nothing.items()}
     prompt, mask = pairs.batch.prompt, pairs.mask
-    if prompt is None or not len(pairs) or pairs.batch.logp_old is None:
+    if prompt is None or len(prompt) < 2 or not len(pairs) or pairs.batch.logp_old is None:
         return nothing
     order = prompt.argsort(stable=True)
     prompt, mask, mu = prompt[order], mask[order], torch.where(mask, pairs.batch.logp_rollout.double(), 0.0)[order]

@@ -1,10 +1,13 @@
 """Fault `fill`: log μ or log π of a batch holds numbers that are no log-probabilities."""
 
 from algos.diagnostics.evidence import Statistics
+from algos.faults import shift
 from algos.faults.base import SKYRL, VERL, VLLM, Fault
 
 SHARE = 1e-4
 """Minimum share of tokens that hold one value that is no log-probability, such as −9999, for the fault to be reported."""
+SURE = 0.05
+"""Share of zeros below which they are taken for those of sure tokens, beside which a shifted column puts other tokens."""
 
 
 def _side(s: Statistics) -> str | None:
@@ -25,7 +28,9 @@ def _signature(s: Statistics) -> float | None:
     side = _side(s)
     if side is None and s["values/impossible"] > 0:
         return 1 + s["values/impossible"]
-    return None if side is None else s[f"values/{side}_fill_share"] / SHARE
+    if side is None or (s[f"values/{side}_fill"] == 0 and s[f"values/{side}_fill_share"] < SURE and shift.FAULT.signature(s)):
+        return None
+    return s[f"values/{side}_fill_share"] / SHARE
 
 
 def _evidence(s: Statistics) -> str:

@@ -18,7 +18,12 @@ WORDS = {
     "geometric": "reject by the geometric mean, and mask tokens above 2",
 }
 """Name of a correction in the study of docs/decision.md -> the correction in words."""
-PLAIN = {"none": "no correction", "token": "token truncation", "sequence": "sequence truncation", "geometric": "geometric band"}
+PLAIN = {
+    "none": "no correction",
+    "token": "token truncation",
+    "sequence": "sequence truncation",
+    "geometric": "band, token mask",
+}
 """Fixed choice that stands beside a rule -> its words. They are the corrections that a user would set without a rule."""
 CONSTANT = "best constant"
 """Name of the rule that proposes one correction whatever the dump shows."""

@@ -299,7 +299,7 @@ def _fitting(row: int, name: str, value: Any, kind: pa.DataType, problems: list[
         _typed([value], kind)
         return value
     except UNFIT:
-        problems.append(Problem(row, name, f"{str(value)[:40]!r} is no {kind}"))
+        problems.append(Problem(row, name, f"{str(value)[:40]!r} is no {'whole number' if kind == pa.int64() else kind}"))
         return None
 
 

@@ -112,7 +112,7 @@ def deployed_lines(verdict: Verdict) -> list[str]:
     return [
         *chosen,
         *(line for sentence in own for line in wrap(sentence, WIDTH, initial_indent="  ", subsequent_indent="  ")),
-        f"Share of RL's gain lost in {first.regimes} toy regimes, mean and worst; the defaults were chosen on others:",
+        f"RL's gain lost in {first.regimes} toy regimes, mean and worst. No pair is told apart; others chose the defaults:",
         f"  {'':<20}{_cells(first.lost)}",
         *rows,
     ]

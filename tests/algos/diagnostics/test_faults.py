@@ -123,6 +123,17 @@ def test_log_probabilities_that_were_divided_by_a_temperature_are_in_no_base(exa
         assert diagnose(own._replace(logp_old=own.logp_old / math.log(base))).fault == "log_base"
 
 
+def test_a_sure_tokens_zero_beside_another_token_is_a_shift_and_no_fill(example):
+    """A quarter of a percent of the raw example's log-probabilities are exactly 0, as a sharp model has. One column is moved."""
+    own = example["raw"]
+    draws = torch.Generator().manual_seed(0)
+    mu = (own.logp_old * (1 + 0.03 * torch.randn(own.logp_old.shape, generator=draws))).clamp(max=0)
+    follows = own.mask & torch.nn.functional.pad(own.mask[:, 1:], (0, 1))
+    moved = torch.where(follows, mu.roll(-1, 1), 0.0)
+    found = diagnose(own._replace(mask=follows, logp_rollout=moved, logp_old=torch.where(follows, own.logp_old, 0.0)))
+    assert found.fault == "shift" and found.statistics["values/rollout_fill_share"] > 1e-4, found
+
+
 def cut(logged: str, top_p: float, seed: int = 5) -> Batch:
     """256 responses of 20 of 100 tokens, drawn by top-p from the trainer's own policy, and logged "raw" or "processed"."""
     draws = torch.Generator().manual_seed(seed)

@@ -57,19 +57,19 @@ def test_a_constant_that_won_is_proposed_for_each_policy_and_said_to_be_one():
     assert (trainer.arm, sampler.arm, sampler.settings) == ("mask", "none", {})
     assert trainer.measured == (
         "In 26 new toy regimes it lost 5% of RL's gain to the best, 20% at worst. "
-        "Beside it: no correction 30%, 90%; token truncation 7%, 80%; sequence truncation 12%, 60%; geometric band 9%, 40%."
+        "Beside it: no correction 30%, 90%; token truncation 7%, 80%; sequence truncation 12%, 60%; band, token mask 9%, 40%."
     )
     always = frozen("best constant", "none")
     always["trainer"]["scores"] = SCORES | {"best constant": SCORES["always none"]}
     (found,) = answers(verdict(), ONE_STEP, always, ["trainer"])
-    others = "token truncation 7%, 80%; sequence truncation 12%, 60%; geometric band 9%, 40%."
+    others = "token truncation 7%, 80%; sequence truncation 12%, 60%; band, token mask 9%, 40%."
     assert found.measured.endswith(f"90% at worst. Beside it: {others}")
     assert trainer.settings["Faultline"] == ["correction=sequence_mask"]
     shown = terminal.lines(verdict().model_copy(update={"deployed": [trainer, sampler]}))
     at = shown.index(f"VERDICT  {terminal.FIXED}")
     assert shown[at + 1] == "IF YOU DEPLOY THE TRAINER'S WEIGHTS: mask sequences above 2 (set below)"
     assert shown[at + 2] == "IF YOU DEPLOY THE ENGINE'S WEIGHTS: no correction"
-    assert " ".join(shown[at + 4].split()) == "no correction token truncation sequence truncation geometric band"
+    assert " ".join(shown[at + 4].split()) == "no correction token truncation sequence truncation band, token mask"
     assert " ".join(shown[at + 5].split()) == "trainer's weights 30%, 90% 7%, 80% 12%, 60% 9%, 40%"
     assert not any("By its size alone" in line or "untested" in line for line in shown)  # the size opposes no rule
     assert any(line.startswith("TRL") and "sequence_mask" in line for line in shown) and max(map(len, shown)) <= terminal.PASTED

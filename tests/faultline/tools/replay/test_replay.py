@@ -2,8 +2,10 @@
 
 import functools
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,6 +16,7 @@ from algos.batch import Batch
 from algos.corrections.apply import correct
 from algos.diagnostics.correction import applied
 from algos.diagnostics.mismatch import mismatch
+from faultline.cli import main
 from faultline.tools.replay.collect import alike, collect
 from faultline.tools.replay.effect import padded
 from faultline.tools.replay.figure import presets_figure
@@ -130,12 +133,12 @@ PRIME_RL = {"inference_logprobs": [-1.0, -0.5], "trainer_logprobs": [-1.1, -0.4]
 @pytest.mark.parametrize(
     ("sound", "bad", "message"),
     [
-        (SOUND, SOUND | {"step": 2**70}, "row 1, column step: '1180591620717411303424' is no int64"),
+        (SOUND, SOUND | {"step": 2**70}, "row 1, column step: '1180591620717411303424' is no whole number"),
         (SOUND, SOUND | {"tokens": [2**63, 1]}, r"row 1, column tokens: '\[9223372036854775808, 1\]' is no list"),
-        (SOUND, SOUND | {"step": 1.5}, "row 1, column step: '1.5' is no int64"),
+        (SOUND, SOUND | {"step": 1.5}, "row 1, column step: '1.5' is no whole number"),
         (SOUND, SOUND | {"segments": [0, 0.5]}, r"row 1, column segments: '\[0, 0.5\]' is no list"),
         (SOUND, SOUND | {"segments": 1.5}, "row 1, column segments: '1.5' is no list"),
-        (SOUND, SOUND | {"step": [0.5]}, r"row 1, column step: '\[0.5\]' is no int64"),
+        (SOUND, SOUND | {"step": [0.5]}, r"row 1, column step: '\[0.5\]' is no whole number"),
         (SOUND, SOUND | {"step": -1}, "row 1, column step: -1 is below 0"),
         (SOUND, SOUND | {"group": -1}, "row 1, column group: -1 is below 0"),
         (SOUND, SOUND | {"tokens": [5, -1]}, "row 1, column tokens: none, or below 0, at token 1"),
@@ -268,3 +271,12 @@ def test_the_command_prints_and_writes(tmp_path):
     assert (table.false_rejections == 0).all()  # equal policies
     bad = subprocess.run([*command[:-1], "nonesuch"], capture_output=True, text=True)
     assert bad.returncode == 2 and bad.stderr.startswith("correction nonesuch: unknown") and bad.stderr.count("\n") == 1
+
+
+@pytest.mark.usefixtures("no_page")
+def test_the_line_of_the_readme_is_a_dump_of_its_own(tmp_path, capsys):
+    """One response of one prompt has no other response to be compared with."""
+    (line,) = re.findall(r"lines `(\{.*?\})`", (Path(__file__).parents[4] / "README.md").read_text(encoding="utf-8"))
+    (tmp_path / "mine.jsonl").write_text(f"{line}\n")
+    main(["replay", str(tmp_path / "mine.jsonl"), "--out", str(tmp_path / "out")])
+    assert capsys.readouterr().out.startswith("LOG-PROBABILITIES  too few prompts for a standard error")
