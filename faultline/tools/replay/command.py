@@ -47,7 +47,7 @@ def replay_command(
     Raises UserError unless exactly one of dump and example_name is given, on an unknown precision and on a wrong gate.
     """
     if (dump is None) == (example_name is None):
-        raise UserError("give a dump, or --example for the one that ships with the package; not both")
+        raise UserError(f"give a dump, or --example for the one that ships with the package{'; not both' if dump else ''}")
     bounded = [parse(gate) for gate in gates or []]
     path = example(example_name) if example_name else Path(dump or "")
     specs = {name: preset.correction for name, preset in presets(corrections).items()}
