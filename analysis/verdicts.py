@@ -40,7 +40,7 @@ def answer(results: Results) -> list[str]:
     runs = results.ended
     worst = _worst(runs)
     proof = _proof(runs[runs.source == worst], results.outcomes) if worst else ""
-    some = not (runs.outcome == "never learned").all()  # otherwise the headline says so
+    some = _long_enough(results) and not (runs.outcome == "never learned").all()  # otherwise the headline says so
     return [
         sentence
         for sentence in [
@@ -60,6 +60,12 @@ def answer(results: Results) -> list[str]:
         ]
         if sentence
     ]
+
+
+def _long_enough(results: Results) -> bool:
+    """Whether a run collapsed, or one was evaluated often enough to show that it did not."""
+    runs = results.ended
+    return bool(runs.event.any()) or not results.evaluated[runs.index].max() < FEWEST
 
 
 def _finding(runs: pd.DataFrame, source: str) -> str:
@@ -101,7 +107,8 @@ def _headline(results: Results) -> str:
     if fallen:
         where = f"{runs.arm[runs.event].nunique()} of {runs.arm.nunique()} arms"
         sentence = f"{fallen} of {number} runs collapsed, in {where}.{f' {rest}.' if rest else ''}"
-    elif (most := results.evaluated[runs.index].max()) < FEWEST:
+    elif not _long_enough(results):
+        most = results.evaluated[runs.index].max()
         sentence = f"{count(number, 'run')} ended too early to tell: no more than {count(most, 'evaluation')} each, of {FEWEST}."
     elif never == number:
         sentence = f"{never} of {number} runs never learned: no held-out reward rose by three standard errors. None collapsed."

@@ -52,7 +52,7 @@ def picture(frame: pd.DataFrame) -> Figure:
             if axis is axes[0] and len(bug):
                 style: dict[str, Any] = {"ha": "right", "va": "center", "color": colour, "fontsize": 10}
                 _say(axis, label, bug["k3"].min(), max(bug["z"], key=abs), (-8, 0), **style)
-        axis.set_title(f"{name}: {len(sound)} batches without a bug, {shown} with one", fontsize=10)
+        axis.set_title(f"{name}: {len(sound)} without a bug, {shown} with", fontsize=10)
         axis.set_xlabel("K3, nats per token")
     axes[0].set_ylabel("mean ratio − 1, in standard errors")
     figure.suptitle(TITLE, fontsize=12, x=0.01, ha="left")

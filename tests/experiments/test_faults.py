@@ -246,4 +246,4 @@ def test_the_picture_shows_each_sound_dump_and_each_bug_of_the_mean_ratio():
     drawn = [[[tuple(point) for point in line.get_xydata()] for line in axis.lines] for axis in picture(frame).axes]
     assert drawn == [[[(LEAST, 0.5), (3e-2, -1.0)], [(2e-2, 9.0)], []], [[(1e-3, 2.0)], [], [(1e-3, -20.0)]]]
     titles = [axis.get_title(loc="left") for axis in picture(frame).axes]
-    assert titles == ["toy policies: 2 batches without a bug, 1 with one", "SmolLM2-135M: 1 batches without a bug, 1 with one"]
+    assert titles == ["toy policies: 2 without a bug, 1 with", "SmolLM2-135M: 1 without a bug, 1 with"]
