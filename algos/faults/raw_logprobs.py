@@ -40,7 +40,7 @@ FAULT = Fault(
         "SkyRL": "generator.inference_engine.engine_init_kwargs.logprobs_mode=processed_logprobs; not set, vLLM's default",
         "TRL": "temperature, and --logprobs-mode processed_logprobs of a vLLM server that TRL did not start",
         "prime-rl": "logprobs_mode of the inference server: processed_logprobs is set unless another is",
-        "columns": "whether logp_rollout and logp_old were exchanged: 7 of 32 such answers of the record were",
+        "columns": "whether logp_rollout and logp_old were exchanged, as in 7 of 32 batches of our record with this answer",
         "filters": FILTERED,
     },
     "critical",

@@ -112,7 +112,7 @@ def deployed_lines(verdict: Verdict) -> list[str]:
     return [
         *chosen,
         *(line for sentence in own for line in wrap(sentence, WIDTH, initial_indent="  ", subsequent_indent="  ")),
-        f"RL's gain lost in {first.regimes} toy regimes, mean and worst. No pair is told apart; others chose the defaults:",
+        f"RL's gain lost, mean and worst of {first.regimes} toy regimes. Not significant; the defaults were best on others:",
         f"  {'':<20}{_cells(first.lost)}",
         *rows,
     ]
