@@ -69,10 +69,8 @@ def answer(
     rules = records.verdict()
     answered = answers(verdict, lasting, rules, list(rules) if deploy is None else [deploy])
     limits = [f"Persistence: {lasting.why}."] if lasting.value is None else []
-    if diagnosis.kind == "consistent" and (note := evidence.note(diagnosis)):
-        limits.append(note)
-    if diagnosis.kind == "consistent" and (note := evidence.untested()):
-        limits.append(note)
+    if diagnosis.kind == "consistent":
+        limits += [note for note in (evidence.note(diagnosis), evidence.untested()) if note]
     more: dict[str, Any] = {"deployed": answered, "persistence": lasting.value, "persistence_note": lasting.why}
     more |= {"limitations": [*limits, *verdict.limitations], "compared": compared(diagnosis, evidence.facts)}
     verdict = verdict.model_copy(update=more)

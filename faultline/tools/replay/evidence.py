@@ -92,9 +92,11 @@ class Evidence:
         """Say what the diagnosis could hardly test, for lack of a column in every batch; None if no column lacks."""
         asked = ("tokens", "entropy", "advantages")
         lacking = [name for name in asked if all(getattr(one, name) is None for one in self.batches)]
-        drawn, old = "whether top-p, penalties or another sampler drew the tokens", "whether weights were old"
-        missed = ", and ".join([drawn] * bool({"tokens", "entropy"} & set(lacking)) + [old] * ("advantages" in lacking))
-        return f"{UNTESTED} {', '.join(lacking)}: {missed}." if lacking else None
+        if not lacking:
+            return None
+        missed = ["whether top-p, penalties or another sampler drew the tokens"] if lacking != ["advantages"] else []
+        missed += ["whether weights were old"] if "advantages" in lacking else []
+        return f"{UNTESTED} {', '.join(lacking)}: {', and '.join(missed)}."
 
     def note(self, found: Diagnosis) -> str | None:
         """Say why K3 was not compared with that of a precision or baseline; None if it was, or if none is asked for."""

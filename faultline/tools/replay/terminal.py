@@ -95,8 +95,10 @@ def deployed(verdict: Verdict) -> list[tuple[str, str]]:
         return []
     slight = "; hardly changes this dump" * ((verdict.mismatch.ess_token or 0) > SLIGHT)
     below = f" (set below{slight})"
-    heads = {one.policy: f"IF YOU DEPLOY THE {DEPLOYED[one.policy]}:".upper() for one in verdict.deployed}
-    return [(f"{heads[one.policy]} {one.text}{below * bool(one.settings)}", one.measured) for one in verdict.deployed]
+    return [
+        (f"IF YOU DEPLOY THE {DEPLOYED[one.policy].upper()}: {one.text}{below * bool(one.settings)}", one.measured)
+        for one in verdict.deployed
+    ]
 
 
 def deployed_lines(verdict: Verdict) -> list[str]:
@@ -112,7 +114,7 @@ def deployed_lines(verdict: Verdict) -> list[str]:
     return [
         *chosen,
         *(line for sentence in own for line in wrap(sentence, WIDTH, initial_indent="  ", subsequent_indent="  ")),
-        f"RL's gain lost, mean and worst of {first.regimes} toy regimes. Not significant; the defaults were best on others:",
+        f"RL's gain lost, mean and worst of {first.regimes} toy regimes. None shown better; defaults were best on others:",
         f"  {'':<20}{_cells(first.lost)}",
         *rows,
     ]
