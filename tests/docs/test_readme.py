@@ -16,7 +16,7 @@ from algos.faults.base import SURE
 from experiments.faults import edits, real
 from experiments.faults.mean_ratio import BUGS, TITLE
 from experiments.faults.plan import FORMER, HELD_OUT
-from experiments.faults.report import read
+from experiments.faults.report import MOVING, answers, read
 from faultline.cli import main
 from faultline.tools.replay import page as replay_page
 from tests.faultline.tools.replay.cases import unwritten
@@ -132,6 +132,11 @@ def test_its_one_picture_has_the_finding_as_its_title():
     assert re.findall(r"!\[.*\]\((.*)\)", README) == ["docs/mean_ratio.png"] and f"\n**{TITLE}**" in README
 
 
+def test_its_table_is_printed_by_the_command_of_the_record(record):
+    for row in answers(record).to_dict("records"):
+        assert f"| {' | '.join(map(str, row.values()))} |" in README
+
+
 def test_its_table_counts_the_record(record):
     """At all sizes. Known bugs of a running sampler or trainer are those with a rule that are no edit of a sound dump."""
     unnamed = record["fault"].isin([*HELD_OUT, *FORMER])
@@ -170,7 +175,8 @@ def record() -> pd.DataFrame:
 
 def bugs(record: pd.DataFrame) -> pd.DataFrame:
     """The dumps with a bug that the picture shows."""
-    return record[record["fault"].isin([fault for faults, *_ in BUGS.values() for fault in faults])]
+    assert [fault for faults, *_ in BUGS.values() for fault in faults] == list(MOVING)
+    return record[record["fault"].isin(MOVING)]
 
 
 def test_the_first_finding_is_what_the_record_holds(record):
