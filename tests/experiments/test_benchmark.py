@@ -29,6 +29,7 @@ def test_the_references_are_the_studys_own_runs():
     assert none.config.digest == parse(study).digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", sorted(path.stem for path in Path("experiments/conf/regime/source").glob("*.yaml")))
 def test_the_control_of_every_source_is_the_exact_control_of_its_bed(source):
     (control,) = plan(CONTROL, (), {"one": of_study(Regime("moe", source))}, [70])

@@ -63,15 +63,11 @@ def needed(path):
     return {key: value for key, value in NEEDED.items() if dropped is None or not key.startswith(dropped)}
 
 
-RECORDED = ("regime/", "experiment/edge/", "experiment/screening/", "experiment/second/")
-"""Files of recorded studies, which rarely change: a third of all."""
+PATHS = [pytest.param(path, marks=[pytest.mark.vllm] * ("vllm" in str(path)), id=str(path)) for path in FILES]
 
 
-def marks(path):
-    return [pytest.mark.vllm] * ("vllm" in str(path)) + [pytest.mark.slow] * str(path).startswith(RECORDED)
-
-
-@pytest.mark.parametrize("path", [pytest.param(path, marks=marks(path), id=str(path)) for path in FILES])
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PATHS)
 def test_every_config_file_makes_a_config_that_a_run_accepts(path, monkeypatch):
     monkeypatch.setattr(vllm_support, "this_machine", lambda: MACHINES["avx512"])  # it has all that the configs for vLLM name
     # vLLM cannot compute the default precision on every machine.

@@ -26,6 +26,7 @@ def terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "130")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", CHOICES, ids=" ".join)
 def test_every_key_has_its_value_and_a_meaning(overrides, capsys, monkeypatch):
     monkeypatch.setattr("experiments.help.choices", composed)  # once for the help and for what is compared with it

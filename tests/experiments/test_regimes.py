@@ -52,6 +52,7 @@ def test_every_regime_makes_a_config_that_a_run_accepts_and_is_known_again():
     assert len(digests) == 39
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", sorted(path.stem for path in CONF.glob("source/*.yaml")))
 def test_a_source_of_another_study_is_refused_by_its_keys(source):
     config = parse(compose("+regime/bed=moe", f"+regime/source={source}")).model_dump(mode="json")

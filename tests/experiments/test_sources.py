@@ -97,6 +97,7 @@ def known(monkeypatch):
     return names([110])
 
 
+@pytest.mark.slow
 def test_the_columns_of_a_run(known, tmp_path):
     """ESS 0.5 over 10 tokens is 0.5^6.4 over 64. K3 goes from 0.01 to 0.1: a growth of ln 10. Twenty ratios 1 ± 0.1 have the
     mean 1 and the standard error 0.1/√19."""

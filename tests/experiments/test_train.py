@@ -9,6 +9,7 @@ import pytest
 from tests.sweeps.conftest import in_process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

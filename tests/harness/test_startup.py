@@ -62,6 +62,7 @@ def test_a_command_that_computes_nothing_imports_nothing_to_compute_with(command
     assert done.stdout and done.stderr.strip() == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -117,6 +117,7 @@ def test_brackets_in_names_and_errors_are_shown(sweep, capsys):
     assert shown.count("loss.extra=[bold]") == 2 and "torch.save: [enforce fail] " + "x" * 200 in shown
 
 
+@pytest.mark.slow
 def test_status_of_a_thousand_runs_takes_a_few_hundred_calls_each(sweep, capsys):
     """Function calls, C's too, which no clock or load changes. A look at every run for every run would take thousands."""
     runs = [f"{i:012x}" for i in range(1000)]

@@ -104,6 +104,7 @@ def test_rows_that_have_ended_cost_nothing(net, asked, monkeypatch):
     assert len(computed) == (tokens != PAD).sum(1).max()
 
 
+@pytest.mark.slow
 def test_greedy_agrees_with_transformers(net, asked):
     tokens = engine(net).greedy(asked[0][::2], 12)
     for prompt, row in zip(asked[0][::2], tokens, strict=True):

@@ -276,6 +276,7 @@ def spread(part: torch.Tensor | None, places: torch.Tensor, fill) -> torch.Tenso
     return wide
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES.names())
 def test_environment_tokens_have_no_gradient_and_change_nothing(name):
     """Six tokens of a policy against the same with three of the environment after the second and the fourth: under every preset

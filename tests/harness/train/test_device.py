@@ -64,6 +64,7 @@ def elsewhere(monkeypatch):
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fp32", "bf16", "fp8_channel"])
 def test_the_local_engine_on_a_device_of_its_own(elsewhere, name):
     """Uniform numbers come from the CPU, as a run draws them; prompts from either place, ragged."""

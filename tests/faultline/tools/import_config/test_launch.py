@@ -231,6 +231,7 @@ def test_a_server_of_trl_becomes_an_engine_in_the_process(tmp_path):
     assert "No option of `trl vllm-serve` is read: choose rollout/precision yourself\n" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "dtype", "masters"),
     [

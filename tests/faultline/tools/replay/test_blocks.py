@@ -75,6 +75,7 @@ def test_blocks_change_no_number(tmp_path, monkeypatch):
     np.testing.assert_allclose(list(one.mismatch.values()), list(many.mismatch.values()), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_correction_of_whole_batches_is_left_out_where_they_pad_too_far(tmp_path, monkeypatch):
     files.write(tmp_path / "d.parquet", random_columns() | {"group": np.arange(24) % 7})
     monkeypatch.setattr(effect, "WHOLE", 100)
@@ -112,6 +113,7 @@ FAR = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", FAR.values(), ids=FAR)
 def test_nothing_warns_and_the_verdict_is_finite(tmp_path, rows):
     path = tmp_path / "d.jsonl"

@@ -105,6 +105,7 @@ def verdict_of(path, facts=None):
     return judge("it", replayed, None, advisor.propose(), advisor.target, seen.diagnosis()[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOUND)
 @pytest.mark.parametrize("edit", BROKEN)
 def test_a_broken_dump_gets_no_correction(tmp_path, edit, name):

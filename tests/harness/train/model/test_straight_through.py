@@ -138,6 +138,7 @@ def test_a_checkpoint_goes_on_to_the_bit(tmp_path):
 TRAINERS = {"bf16": [], "fp8_block": ["rollout/precision@actor.precision=fp8_block"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", TRAINERS)
 @pytest.mark.parametrize("rollout", TRAINERS)
 def test_the_mismatch_is_exactly_0_where_rollout_and_trainer_agree(tiny, rollout, trainer):

@@ -61,6 +61,7 @@ def test_routes_are_recorded_as_the_engine_records_them(data):
     torch.testing.assert_close(routes.margin[present], expected.margin[present], atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_replaying_the_routes_of_a_forward_changes_no_bit_of_value_or_update(data, stage, checkpointing):
