@@ -91,7 +91,8 @@ def install(folder: Path | str | None = None, every: int = 1, diagnose_every: in
     folder: where each `every`-th batch is written; None for no dumps. diagnose_every: batches between two diagnoses; None for
     none. With bypass_mode=False all trainers of verl pass every batch to the correction, before a token is rejected and before
     advantages are computed. Steps count from the first batch, or after a restart from the last dump in the folder. A failed
-    write is reported and does not stop training. Raises UserError on an interval below 1.
+    write is reported and does not stop training. The first written file is named in the output. Raises UserError on an interval
+    below 1.
     """
     check_intervals(every=every, diagnose_every=diagnose_every)
     from verl.trainer.ppo import rollout_corr_helper as helper
@@ -99,14 +100,18 @@ def install(folder: Path | str | None = None, every: int = 1, diagnose_every: in
     theirs = helper.compute_rollout_correction_and_add_to_batch
     files_written = () if folder is None else Path(folder).glob(f"step-{8 * '[0-9]'}.parquet")
     step = max((int(path.stem.removeprefix("step-")) for path in files_written), default=0)
+    told = False
 
     @functools.wraps(theirs)
     def observing(batch: DataProto, *arguments: Any, **named: Any) -> Any:
-        nonlocal step
+        nonlocal step, told
         step += 1
         if folder is not None and step % every == 0:
             try:
-                dump(batch, folder, step)
+                written = dump(batch, folder, step)
+                if not told:  # so that silence means a trainer that never calls this
+                    print(f"faultline: wrote {written}; now try: faultline replay {folder}", flush=True)
+                told = True
             except OSError as error:
                 print(f"faultline: batch {step} is not dumped: {error}", flush=True)
         if diagnose_every is not None and step % diagnose_every == 0:

@@ -50,8 +50,8 @@ def test_a_batch_of_verl_is_dumped_as_it_is(tmp_path, dtype):
         verl.dump(data.pop(["old_log_probs"]), tmp_path, step=4)
 
 
-def test_verls_own_function_is_recorded_before_it_rejects(tmp_path, monkeypatch):
-    """Every second batch. After a restart steps go on from the last file."""
+def test_verls_own_function_is_recorded_before_it_rejects(tmp_path, monkeypatch, capsys):
+    """Every second batch, of which the first is told. After a restart steps go on from the last file."""
     name = "compute_rollout_correction_and_add_to_batch"
     theirs = getattr(rollout_corr_helper, name)
     monkeypatch.setattr(rollout_corr_helper, name, theirs)  # so that the test's end takes the hook out
@@ -64,6 +64,8 @@ def test_verls_own_function_is_recorded_before_it_rejects(tmp_path, monkeypatch)
         assert metrics == expected and torch.equal(corrected.batch["response_mask"], again.batch["response_mask"])
         assert corrected.batch["response_mask"].sum() < b.mask.sum()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002.parquet", "step-00000004.parquet"]
+    first = tmp_path / "step-00000002.parquet"
+    assert capsys.readouterr().out == f"faultline: wrote {first}; now try: faultline replay {tmp_path}\n"
     for read, seed in zip(faultline.load(tmp_path), (1, 3), strict=True):
         assert torch.equal(read.logp_old[read.mask], batch(seed)[1].logp_old.float()[batch(seed)[1].mask])
     monkeypatch.setattr(rollout_corr_helper, name, theirs)

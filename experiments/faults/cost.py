@@ -1,0 +1,124 @@
+"""`python -m experiments.faults.cost SWEEP`: what the bug of `trained.py` cost the runs of a sweep, recorded and printed.
+
+python -m experiments.faults.cost runs/bug            # reads the runs, records them, prints the table, draws the figure
+python -m experiments.faults.cost                     # prints the table and draws the figure from the record
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.figures.style import png, subplots
+from analysis.frames import markdown
+from analysis.load import load
+from analysis.marks import HUES, NEUTRAL
+from analysis.statistics.dose import LAST
+from analysis.statistics.tests import difference_p, holm
+from experiments.faults.read import batch
+from harness.boundary import command
+from harness.diagnosis import run_facts
+
+RECORD = Path(__file__).parents[1] / "study" / "bug"
+PICTURE = Path("docs/bug-cost.png")
+TITLE = "One wrong vLLM setting took PPO's reward from 0.85 to 0.10. The first batch showed it."
+SETTINGS = {"rollout": "PPO in verl's bypass mode", "sequence": "TRL's sequence mask", "token": "verl's token weights"}
+"""Key of a setting of the plan, the level of its weight or else the loss' proximal policy -> its name."""
+
+
+def runs(sweep: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Read the sweep: (held-out rewards of the trainer's policy, a row an evaluation; first dumps diagnosed, a row a run)."""
+    results = load(sweep)
+    rewards, dumps = [], []
+    for run, config in results.configs.items():
+        setting = config["correction"]["weight"]["level"] or config["proximal"]
+        key = {"setting": setting, "bug": config["rollout"]["engine"]["name"] != "local", "seed": config["seed"]}
+        steps = results.steps[results.steps.run == run].dropna(subset=["eval/reward"])
+        rewards += [key | {"step": step, "reward": reward} for step, reward in zip(steps.step, steps["eval/reward"], strict=True)]
+        dumps.append(key | _first(sweep / run, config))
+    order = ["setting", "bug", "seed"]
+    return pd.DataFrame(rewards).sort_values([*order, "step"]), pd.DataFrame(dumps).sort_values(order)
+
+
+def _first(run: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """What replay says of a run's first dump, before its first update."""
+    own, _, tokens = batch(min((run / "dumps").glob("step-*.parquet")))
+    found = run_facts(config).diagnose(own, None, tokens)
+    numbers = {"k3": found.statistics["tails/k3"], "mean_ratio": found.statistics["identity/mean"]}
+    return {"kind": found.kind, "named": found.fault or ""} | numbers
+
+
+def recorded() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """What `runs` returned when it was recorded."""
+    rewards, dumps = (pd.read_csv(RECORD / name, keep_default_na=False) for name in ("rewards.csv", "first.csv"))
+    return rewards, dumps
+
+
+def endpoints(rewards: pd.DataFrame) -> pd.DataFrame:
+    """Endpoint of each run, the mean of its last LAST rewards: a row per setting and seed, a column per value of `bug`."""
+    ends = rewards.groupby(["setting", "bug", "seed"])["reward"].apply(lambda values: values.tail(LAST).mean())
+    return ends.unstack("bug")
+
+
+def table(rewards: pd.DataFrame, dumps: pd.DataFrame) -> pd.DataFrame:
+    """Rows for the page: per setting the mean endpoints, their difference with its p, and what the first dumps say."""
+    ends = endpoints(rewards)
+    rows, ps = [], []
+    for setting, name in SETTINGS.items():
+        right, bug = ends.loc[setting, False].to_numpy(), ends.loc[setting, True].to_numpy()
+        ps.append(difference_p(bug, right, paired=True))
+        own = dumps[dumps["setting"] == setting]
+        rows.append(
+            {
+                "setting": name,
+                "right": f"{right.mean():.2f}",
+                "with the bug": f"{bug.mean():.2f}",
+                "difference": f"{(bug - right).mean():+.2f}",
+                "least and largest": f"{(bug - right).min():+.2f}, {(bug - right).max():+.2f}",
+                "p, Holm": ps[-1],
+                "first dump named": f"{(own[own.bug].named == 'raw_logprobs').sum()} of {own.bug.sum()}",
+                "right ones consistent": f"{(own[~own.bug].kind == 'consistent').sum()} of {(~own.bug).sum()}",
+            }
+        )
+    for row, adjusted in zip(rows, holm(np.array(ps)), strict=True):
+        row["p, Holm"] = f"{row['p, Holm']:.3f}, {adjusted:.3f}"
+    return pd.DataFrame(rows)
+
+
+def picture(rewards: pd.DataFrame) -> Figure:
+    """Draw the held-out reward along the run, of each seed thin and their mean thick, a panel per setting."""
+    figure, (axes,) = subplots(1, len(SETTINGS), 3.2, sharey=True)
+    ends = endpoints(rewards)
+    for axis, (setting, name) in zip(axes, SETTINGS.items(), strict=True):
+        for bug, colour in ((False, NEUTRAL), (True, HUES["fp8_tensor"])):
+            own = rewards[(rewards["setting"] == setting) & (rewards["bug"] == bug)]
+            seeds = own.pivot(index="step", columns="seed", values="reward")
+            axis.plot(seeds, color=colour, linewidth=0.7, alpha=0.5)
+            axis.plot(seeds.mean(axis=1), color=colour, linewidth=2.5, label="with the bug" if bug else "without the bug")
+        right, bug = (ends.loc[setting, bug].mean() for bug in (False, True))
+        axis.set_title(f"{name}: {right:.2f} → {bug:.2f}", fontsize=9)
+        axis.set_xlabel("RL step")
+    axes[0].set_ylabel("held-out reward, ten seeds")
+    axes[1].legend(loc="lower left")
+    figure.suptitle(TITLE, fontsize=12, x=0.01, ha="left")
+    return figure
+
+
+def main(words: list[str]) -> None:
+    if words:
+        RECORD.mkdir(exist_ok=True)
+        for name, frame in zip(("rewards.csv", "first.csv"), runs(Path(words[0])), strict=True):
+            frame.to_csv(RECORD / name, index=False, float_format="%.6g", lineterminator="\n")
+    rewards, dumps = recorded()
+    print(markdown(table(rewards, dumps)))
+    PICTURE.write_bytes(png(picture(rewards), dpi=130))
+
+
+if __name__ == "__main__":
+    with command("interrupted; the same command starts again"):
+        main(sys.argv[1:])

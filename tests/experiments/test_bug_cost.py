@@ -1,0 +1,84 @@
+"""The engine with the bug `raw_logprobs`, and what is computed of the runs that train on it."""
+
+import pandas as pd
+import pytest
+import torch
+
+from experiments.faults import cost
+from experiments.faults.trained import RawLogprobs
+from harness.compose import compose
+from harness.config import parse
+from harness.models import build, qwen3_config, qwen3_sizes
+from harness.run.folder import RunFolder
+from harness.run.loop import train
+from tests.harness.conftest import TINY
+from tests.harness.engines import engine_of, loaded
+from tests.harness.train.test_trainer import untimed
+
+BUG = "rollout.engine.name=experiments.faults.trained:RawLogprobs"
+
+
+def test_it_samples_at_its_temperature_and_logs_at_1():
+    net = build(qwen3_config(qwen3_sizes(hidden=32, layers=2, heads=2, kv_heads=1, head=16, mlp=64), 13, 40), seed=1)
+    generator = torch.Generator().manual_seed(0)
+    prompts, uniforms = torch.randint(0, 13, (6, 5), generator=generator), torch.rand(6, 8, generator=generator)
+    faulty = engine_of(RawLogprobs, net.config, temperature=0.5)
+    faulty.load_weights(net.named_parameters(), 0)
+    drawn, right = faulty.generate(prompts, uniforms), loaded(net, temperature=0.5).generate(prompts, uniforms)
+    assert torch.equal(drawn.tokens, right.tokens) and not torch.allclose(drawn.logp, right.logp, atol=0.01)
+    assert torch.equal(drawn.logp, loaded(net).score(prompts, drawn.tokens))
+    assert torch.equal(faulty.score(prompts, drawn.tokens), right.logp)  # its own temperature again
+
+
+@pytest.mark.slow
+def test_the_bug_costs_nothing_where_no_loss_reads_the_logged_log_probabilities(tmp_path):
+    """The mismatch metrics see it; rewards, losses and gradients are the same bits. With a correction they are not."""
+
+    def rows(*settings: str) -> list[dict]:
+        config = parse(compose(*TINY, f"run.root={tmp_path}", "rollout.temperature=0.7", "steps=2", *settings))
+        train(config)
+        learnt = {"reward/rollout", "actor/loss", "actor/grad_norm", "eval/reward"}
+        return [{key: row[key] for key in row.keys() & learnt} for row in untimed(RunFolder(config.path).metrics())]
+
+    assert sum(len(row) for row in rows()) >= 8
+    assert rows() == rows(BUG)
+    assert rows("correction=trl/sequence_mask") != rows("correction=trl/sequence_mask", BUG)
+
+
+def test_the_table_by_hand():
+    """Three pairs: the signs of one sign-flip test have 2^3 patterns, and 2 of them are as extreme as three falls of 0.5."""
+    rewards = [
+        {"setting": setting, "bug": bug, "seed": seed, "step": step, "reward": 0.9 - 0.5 * (bug and step > 0) + 0.01 * seed}
+        for setting in cost.SETTINGS
+        for bug in (False, True)
+        for seed in range(3)
+        for step in (0, 25, 50, 75)
+    ]
+    dumps = [
+        {"setting": setting, "bug": bug, "kind": "fault" if bug else "consistent", "named": "raw_logprobs" if bug else ""}
+        for setting in cost.SETTINGS
+        for bug in (False, True)
+        for _ in range(3)
+    ]
+    row = cost.table(pd.DataFrame(rewards), pd.DataFrame(dumps)).iloc[0]
+    assert (row["right"], row["with the bug"], row["difference"]) == ("0.91", "0.41", "-0.50")
+    assert row["p, Holm"] == "0.250, 0.750" and row["first dump named"] == "3 of 3" and row["right ones consistent"] == "3 of 3"
+
+
+def test_the_picture_has_each_seed_and_their_mean():
+    rows = [
+        {"setting": setting, "bug": bug, "seed": seed, "step": step, "reward": seed + step}
+        for setting in cost.SETTINGS
+        for bug in (False, True)
+        for seed in (0, 2)
+        for step in (0, 1)
+    ]
+    for axis in cost.picture(pd.DataFrame(rows)).axes:
+        assert [line.get_ydata().tolist() for line in axis.lines] == [[0, 1], [2, 3], [1, 2]] * 2
+
+
+def test_its_title_is_what_the_record_holds():
+    rewards, dumps = cost.recorded()
+    ends = cost.endpoints(rewards).loc["rollout"].mean()
+    assert f"from {ends[False]:.2f} to {ends[True]:.2f}" in cost.TITLE
+    assert (dumps[dumps["bug"]]["named"] == "raw_logprobs").all() and (dumps[~dumps["bug"]]["kind"] == "consistent").all()
