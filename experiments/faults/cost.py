@@ -26,7 +26,7 @@ from harness.diagnosis import run_facts
 
 RECORD = Path(__file__).parents[1] / "study" / "bug"
 PICTURE = Path("docs/bug-cost.png")
-TITLE = "One wrong vLLM setting took PPO's reward from 0.85 to 0.10. The first batch showed it."
+TITLE = "In a toy one wrong vLLM setting took PPO's reward from 0.85 to 0.10. The first batch showed it."
 SETTINGS = {"rollout": "PPO in verl's bypass mode", "sequence": "TRL's sequence mask", "token": "verl's token weights"}
 """Key of a setting of the plan, the level of its weight or else the loss' proximal policy -> its name."""
 
@@ -99,7 +99,7 @@ def picture(rewards: pd.DataFrame) -> Figure:
             own = rewards[(rewards["setting"] == setting) & (rewards["bug"] == bug)]
             seeds = own.pivot(index="step", columns="seed", values="reward")
             axis.plot(seeds, color=colour, linewidth=0.7, alpha=0.5)
-            axis.plot(seeds.mean(axis=1), color=colour, linewidth=2.5, label="with the bug" if bug else "without the bug")
+            axis.plot(seeds.mean(axis=1), color=colour, linewidth=2.5, label=f"with{'' if bug else 'out'} the bug, mean")
         right, bug = (ends.loc[setting, bug].mean() for bug in (False, True))
         axis.set_title(f"{name}: {right:.2f} → {bug:.2f}", fontsize=9)
         axis.set_xlabel("RL step")

@@ -59,28 +59,31 @@ def report(record: Path) -> str:
 def answers(frame: pd.DataFrame) -> pd.DataFrame:
     """The table of README.md: a row per group of dumps of all sizes, without edited columns, and how many got which answer.
 
-    A cell counts dumps with all columns, and in brackets those with verl's default ones. A fault without a rule is never named
-    right. frame: as `read` returns it.
+    A cell counts dumps with verl's default columns, and in brackets those with all. A fault without a rule has no right name.
+    frame: as `read` returns it.
     """
     clean, moving = frame["fault"] == "clean", frame["fault"].isin(MOVING)
     unruled = frame["fault"].isin([*HELD_OUT, *FORMER])
     whole = (frame["fault"] == "swapped") & (frame["size"] == 1)
     edited = frame["fault"].isin(edits.SIZES.keys() - real.SIZES.keys()) | whole
+    known = ~clean & ~unruled & ~edited & ~moving
+    bugs = frame[known]["fault"].map(lambda fault: NAMES.get(fault, fault)).nunique()
     parts = {
         "with temperature, top-p or top-k logged wrong": moving,
-        "with fourteen other known bugs": ~clean & ~unruled & ~edited & ~moving,
+        f"with {bugs} other known bugs": known,
         "with bugs that it has no rule for": unruled,
         "without a bug": clean,
     }
     table = pd.DataFrame({"batches": [f"{part.sum()} {name}" for name, part in parts.items()]})
     said = {}
-    for prefix in ("", "plain_"):
+    for prefix in ("plain_", ""):
         named = frame[f"{prefix}right"] & ~unruled & ~clean
         silent = (frame[f"{prefix}kind"] == "consistent") & ~named
-        said[prefix] = {"right name": named, "wrong or no name": ~named & ~silent, "no alarm": silent}
-    for answer, every in said[""].items():
-        plain = said["plain_"][answer]
-        table[answer] = [f"{(part & every).sum()} ({(part & plain).sum()})" for part in parts.values()]
+        said[prefix] = {"alarm, right name": named, "alarm, another name or none": ~named & ~silent, "no alarm": silent}
+    for answer, plain in said["plain_"].items():
+        every = said[""][answer]
+        table[answer] = [f"{(part & plain).sum()} ({(part & every).sum()})" for part in parts.values()]
+    table.loc[2:, "alarm, right name"] = "–"
     return table
 
 

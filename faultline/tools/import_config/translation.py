@@ -399,10 +399,10 @@ class Translation:
         correction = Correction(ratio, self.weight, self.reject, normalize, denominator)
         values = self.values | {"correction": _plain(correction)}
         # A line break in a key would end its comment, and what follows would be read as YAML.
-        start = f"{' '.join((self.gpus or Gpus(1, 1)).start())} --config-dir DIR +experiment=NAME"
+        start = f"{' '.join((self.gpus or Gpus(1, 1)).start())} --config-dir conf +experiment=mine"
         lines = [
             "# @package _global_",
-            f"# {printable(title)}, translated. Save it as DIR/experiment/NAME.yaml and run",
+            f"# {printable(title)}, translated. Save it as conf/experiment/mine.yaml and run",
             f"#   {start}",
         ]
         lines += [f"# WARNING: {printable(warning)}" for warning in self.warnings]

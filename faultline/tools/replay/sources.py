@@ -93,10 +93,16 @@ class Dump:
         bad[[problem.row for problem in every]] = True
         self.bad += int(bad.sum())
         if every and not self.skip_bad:
-            lines = [f"{path}, {problem._replace(row=start + problem.row)}" for problem in every[:SHOWN]]
+            lines = [f"{path}, {_placed(problem, start, path.suffix)}" for problem in every[:SHOWN]]
             more = [f"and {len(every) - SHOWN} more"] if len(every) > SHOWN else []
             raise UserError("\n".join([*lines, *more, "--skip-bad leaves such rows out and counts them"]))
         return table.filter(pa.array(~bad)) if bad.any() else table
+
+
+def _placed(problem: Problem, start: int, suffix: str) -> str:
+    """The problem with its place in the file: the line, as editors count, or else the row. start: row number of the table."""
+    row = start + problem.row
+    return f"line {row + 1}, column {problem.column}: {problem.what}" if suffix == ".jsonl" else str(problem._replace(row=row))
 
 
 def _read(path: Path) -> Iterator[tuple[pa.Table, list[Problem]]]:

@@ -109,19 +109,19 @@ def deployed_lines(verdict: Verdict) -> list[str]:
     own = [one.measured for one in verdict.deployed if one.rule != CONSTANT]
     first = verdict.deployed[0]
     rows = [
-        f"  {DEPLOYED[one.policy]:<20}{_cells(f'{m:.0%}, {w:.0%}' for m, w in one.lost.values())}" for one in verdict.deployed
+        f"  {DEPLOYED[one.policy]:<19}{_cells(f'{m:.0%}, {w:.0%}' for m, w in one.lost.values())}" for one in verdict.deployed
     ]
     return [
         *chosen,
         *(line for sentence in own for line in wrap(sentence, WIDTH, initial_indent="  ", subsequent_indent="  ")),
-        f"RL's gain lost, mean and worst of {first.regimes} toy regimes. None shown better; defaults were best on others:",
-        f"  {'':<20}{_cells(first.lost)}",
+        f"RL's gain lost, mean and worst of {first.regimes} toy regimes. No column was shown better than a default:",
+        f"  {'':<19}{_cells(first.lost)}",
         *rows,
     ]
 
 
 def _cells(texts: Iterable[str]) -> str:
-    return "".join(f"{text:<20}" for text in texts).rstrip()
+    return "".join(f"{text:<21}" for text in texts).rstrip()
 
 
 def persistence_lines(verdict: Verdict) -> list[str]:

@@ -39,6 +39,8 @@ KNOWN = {
 USUAL = 2.0
 """Bound C that is proposed if the data need no smaller one: the default of verl, SkyRL's token weight and Yao et al. 2025."""
 MEND_FIRST = "A correction would hide what is wrong here. Mend it, dump again, and replay."
+UNNAMED = "No known pattern fits. Were responses filtered before the dump? Are both columns of the same tokens?"
+"""Reason of a verdict where a test failed, and no fault has a name."""
 COMPARE_FIRST = "Neither a bug nor sound: a larger model may exceed SmolLM2-135M's rounding without a fault."
 """Reason of a verdict where K3 alone is unexplained, and was compared with a format and not with the same model."""
 FEW = 1000
@@ -239,7 +241,8 @@ def judge(
     proposal = propose(replayed, advice.bounds, target)
     by_size, reason = _by_size(mismatch, proposal, target)
     if not diagnosis.consistent:
-        by_size, reason, proposal = "not asked", COMPARE_FIRST if found.check == diagnose.BY_SIZE else MEND_FIRST, None
+        unnamed = COMPARE_FIRST if found.check == diagnose.BY_SIZE else UNNAMED
+        by_size, reason, proposal = "not asked", MEND_FIRST if diagnosis.fault else unnamed, None
     elif not diagnosis.tells:
         by_size, reason, proposal = "undecided", "Dump at least four prompts, better a thousand responses.", None
     elif replayed.fills:

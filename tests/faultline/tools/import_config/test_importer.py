@@ -393,7 +393,7 @@ def test_the_words_for_a_control_leave_rollouts_exact_and_uncorrected(tmp_path):
     (tmp_path / "experiment").mkdir()
     text = import_config(tmp_path / "theirs.yaml")
     (tmp_path / "experiment" / "mine.yaml").write_text(text)
-    (words,) = re.findall(r"^# a control: faultline train --config-dir DIR \+experiment=NAME (.*)$", text, re.M)
+    (words,) = re.findall(r"^# a control: faultline train --config-dir conf \+experiment=mine (.*)$", text, re.M)
     more = {"it": [], "control": words.split()}
     configs = {
         run: parse(compose("+experiment=mine", *these, config_dir=tmp_path)).model_dump(mode="json")
@@ -515,7 +515,7 @@ def test_bad_input_is_one_line(imported, text, message):
     ],
 )  # fmt: skip
 def test_what_is_printed_runs(theirs, tmp_path):
-    """Saved as DIR/experiment/NAME.yaml, as its comment says, the output composes and passes every check."""
+    """Saved as conf/experiment/mine.yaml, as its comment says, the output composes and passes every check."""
     (tmp_path / "experiment").mkdir()
     (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(theirs))
     (tmp_path / "experiment/mine.yaml").write_text(import_config(tmp_path / "theirs.yaml"))

@@ -173,5 +173,5 @@ def test_lists_of_floats_of_any_kind_are_read(tmp_path, kind):
 @pytest.mark.parametrize("value", [["-1.1", "-0.4"], "-1.1"])
 def test_text_in_a_line_of_json_is_a_bad_row(tmp_path, value):
     (tmp_path / "d.jsonl").write_text(json.dumps({"logp_rollout": [-1.0, -0.5], "logp_old": value}))
-    with pytest.raises(UserError, match=r"d.jsonl, row 0, column logp_old: .* is no list"):
+    with pytest.raises(UserError, match=r"d.jsonl, line 1, column logp_old: .* is no list"):
         list(Dump(tmp_path / "d.jsonl").batches())

@@ -23,7 +23,7 @@ from faultline.tools.replay.evidence import Evidence, known
 from faultline.tools.replay.example import SOUND, example
 from faultline.tools.replay.presets import presets
 from faultline.tools.replay.sources import Dump
-from faultline.tools.replay.verdict import COMPARE_FIRST, MEND_FIRST, detailed, judge
+from faultline.tools.replay.verdict import COMPARE_FIRST, MEND_FIRST, UNNAMED, detailed, judge
 from harness.diagnosis import RunFacts
 from harness.dumps import files
 from harness.errors import UserError
@@ -171,6 +171,20 @@ def test_a_size_above_that_of_smollm2_alone_is_no_fault_to_mend(words, kind, rea
         main(["replay", str(example("fp8")), "--corrections", "icepop", "--json", *words])
     found = json.loads(capsys.readouterr().out)
     assert left.value.code == FAULT and found["diagnosis"]["kind"] == kind and found["reason"] == reason
+
+
+@pytest.mark.usefixtures("no_page")
+def test_an_alarm_without_a_name_says_what_to_look_at(tmp_path, capsys):
+    """Two columns that have little to do with each other: no known pattern."""
+    rows = [
+        {"group": i, "logp_rollout": [-0.5 - 0.1 * (i % 7), -1.0], "logp_old": [-1.2 - 0.2 * (i % 5), -0.1 * (i % 3)]}
+        for i in range(40)
+    ]
+    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(SystemExit):
+        main(["replay", str(tmp_path / "mine.jsonl"), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["diagnosis"]["kind"] == "unknown" and found["reason"] == UNNAMED
 
 
 def run_folder(path, **rollout):

@@ -254,7 +254,7 @@ def test_prime_rl(tmp_path):
     np.testing.assert_array_equal(batch.logp_old - batch.logp_rollout, [0.0, 0.5, 0.0] * 2)
     np.testing.assert_array_equal(batch.reward, [1.0, 1.0])
     (folder / "rank_2.jsonl").write_text(json.dumps(row | {"trainer_logprobs": [0.0, None, -0.5]}) + "\n")
-    with pytest.raises(UserError, match=r"rank_2.jsonl, row 0, column logp_old: nan at token 1"):
+    with pytest.raises(UserError, match=r"rank_2.jsonl, line 1, column logp_old: nan at token 1"):
         only(tmp_path)
 
 

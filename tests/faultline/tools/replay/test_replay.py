@@ -119,9 +119,9 @@ def test_bad_rows_stop_a_replay_and_skip_bad_counts_them(tmp_path):
     with pytest.raises(UserError) as error:
         list(Dump(path).batches())
     message = str(error.value)
-    assert "d.jsonl, row 1, column the whole line: no JSON object" in message
-    assert "row 2, column logp_old: log-probability 0.7 at token 0 is above 0; is it −log p?" in message
-    assert "row 3, column mask" in message and "--skip-bad" in message
+    assert "d.jsonl, line 2, column the whole line: no JSON object" in message
+    assert "line 3, column logp_old: log-probability 0.7 at token 0 is above 0; is it −log p?" in message
+    assert "line 4, column mask" in message and "--skip-bad" in message
     dump = Dump(path, skip_bad=True)
     assert sum(len(batch) for batch in dump.batches()) == 2 and dump.bad == 3
 
@@ -133,21 +133,21 @@ PRIME_RL = {"inference_logprobs": [-1.0, -0.5], "trainer_logprobs": [-1.1, -0.4]
 @pytest.mark.parametrize(
     ("sound", "bad", "message"),
     [
-        (SOUND, SOUND | {"step": 2**70}, "row 1, column step: '1180591620717411303424' is no whole number"),
-        (SOUND, SOUND | {"tokens": [2**63, 1]}, r"row 1, column tokens: '\[9223372036854775808, 1\]' is no list"),
-        (SOUND, SOUND | {"step": 1.5}, "row 1, column step: '1.5' is no whole number"),
-        (SOUND, SOUND | {"segments": [0, 0.5]}, r"row 1, column segments: '\[0, 0.5\]' is no list"),
-        (SOUND, SOUND | {"segments": 1.5}, "row 1, column segments: '1.5' is no list"),
-        (SOUND, SOUND | {"step": [0.5]}, r"row 1, column step: '\[0.5\]' is no whole number"),
-        (SOUND, SOUND | {"step": -1}, "row 1, column step: -1 is below 0"),
-        (SOUND, SOUND | {"group": -1}, "row 1, column group: -1 is below 0"),
-        (SOUND, SOUND | {"tokens": [5, -1]}, "row 1, column tokens: none, or below 0, at token 1"),
-        (SOUND, SOUND | {"reward": 1e308}, r"row 1, column reward: 1e\+308 is not finite, or beyond 1e\+09"),
-        (SOUND, SOUND | {"advantages": [0.5, -1e308]}, r"row 1, column advantages: -1e\+308 at token 1 is beyond 1e\+09"),
-        (SOUND, SOUND | {"mask": [True, None]}, "row 1, column mask: token 1 is neither true nor false"),
-        (SOUND, SOUND | {"mask": [1, 2]}, r"row 1, column mask: '\[1, 2\]' is no list"),
-        (PRIME_RL, PRIME_RL | {"rewards": 3}, "row 1, column rewards: '3' is no list of one reward per token"),
-        (SOUND, "[" * 100_000, "row 1, column the whole line: no JSON object"),
+        (SOUND, SOUND | {"step": 2**70}, "line 2, column step: '1180591620717411303424' is no whole number"),
+        (SOUND, SOUND | {"tokens": [2**63, 1]}, r"line 2, column tokens: '\[9223372036854775808, 1\]' is no list"),
+        (SOUND, SOUND | {"step": 1.5}, "line 2, column step: '1.5' is no whole number"),
+        (SOUND, SOUND | {"segments": [0, 0.5]}, r"line 2, column segments: '\[0, 0.5\]' is no list"),
+        (SOUND, SOUND | {"segments": 1.5}, "line 2, column segments: '1.5' is no list"),
+        (SOUND, SOUND | {"step": [0.5]}, r"line 2, column step: '\[0.5\]' is no whole number"),
+        (SOUND, SOUND | {"step": -1}, "line 2, column step: -1 is below 0"),
+        (SOUND, SOUND | {"group": -1}, "line 2, column group: -1 is below 0"),
+        (SOUND, SOUND | {"tokens": [5, -1]}, "line 2, column tokens: none, or below 0, at token 1"),
+        (SOUND, SOUND | {"reward": 1e308}, r"line 2, column reward: 1e\+308 is not finite, or beyond 1e\+09"),
+        (SOUND, SOUND | {"advantages": [0.5, -1e308]}, r"line 2, column advantages: -1e\+308 at token 1 is beyond 1e\+09"),
+        (SOUND, SOUND | {"mask": [True, None]}, "line 2, column mask: token 1 is neither true nor false"),
+        (SOUND, SOUND | {"mask": [1, 2]}, r"line 2, column mask: '\[1, 2\]' is no list"),
+        (PRIME_RL, PRIME_RL | {"rewards": 3}, "line 2, column rewards: '3' is no list of one reward per token"),
+        (SOUND, "[" * 100_000, "line 2, column the whole line: no JSON object"),
     ],
 )
 def test_a_bad_line_is_named_and_can_be_skipped(tmp_path, sound, bad, message):
@@ -276,7 +276,7 @@ def test_the_command_prints_and_writes(tmp_path):
 @pytest.mark.usefixtures("no_page")
 def test_the_line_of_the_readme_is_a_dump_of_its_own(tmp_path, capsys):
     """One response of one prompt has no other response to be compared with."""
-    (line,) = re.findall(r"lines `(\{.*?\})`", (Path(__file__).parents[4] / "README.md").read_text(encoding="utf-8"))
+    (line,) = re.findall(r"lines of JSON: `(\{.*?\})`", (Path(__file__).parents[4] / "README.md").read_text(encoding="utf-8"))
     (tmp_path / "mine.jsonl").write_text(f"{line}\n")
     main(["replay", str(tmp_path / "mine.jsonl"), "--out", str(tmp_path / "out")])
     assert capsys.readouterr().out.startswith("LOG-PROBABILITIES  too few prompts for a standard error")
