@@ -107,9 +107,11 @@ def read_jsonl(path: Path) -> Iterator[tuple[pa.Table, list[Problem]]]:
                 except _BadLine as error:
                     rows.append({})
                     problems.append(Problem(number, *error.args))
-            if not any(rows) and not problems:
+            missing = [name for name, column in COLUMNS.items() if column.required and not any(name in row for row in rows)]
+            if missing and not problems:
                 have = ", ".join(list(json.loads(lines[0]))[:10]) or "none"
-                raise UserError(f"{path}: none of its keys ({have}) is a column of a dump: it needs logp_rollout and logp_old")
+                columns = f"no column {' and '.join(missing)} (its keys are {have})"
+                raise UserError(f"{path}: {columns}; docs/dumps.md lists what a dump holds")
             yield _tabulate_rows(rows, problems), problems
 
 

@@ -231,7 +231,7 @@ def test_paths_that_hold_no_dump_are_refused(tmp_path):
     with pytest.raises(UserError, match="none: no such file or folder"):
         Dump(tmp_path / "none")
     foreign = jsonl(tmp_path / "foreign.jsonl", [{"rollout_log_probs": [-1.0], "old_log_probs": [-1.1]}])
-    with pytest.raises(UserError, match=r"none of its keys \(rollout_log_probs, old_log_probs\) is a column of a dump"):
+    with pytest.raises(UserError, match=r"no column logp_rollout and logp_old \(its keys are rollout_log_probs, old_log_probs\)"):
         list(Dump(foreign).batches())
     (tmp_path / "run").mkdir()
     with pytest.raises(UserError, match="no dump there"):
