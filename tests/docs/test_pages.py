@@ -191,7 +191,13 @@ def train(words):
     first = [choice[0] for choice in values]
     for n, choices in enumerate(values):
         for value in choices:
-            parse(compose(*first[:n], value, *first[n + 1 :]))
+            accepted(*first[:n], value, *first[n + 1 :])
+
+
+@cache
+def accepted(*overrides):
+    """A line with several keys has its first values once for each."""
+    return parse(compose(*overrides))
 
 
 def expand(word):
