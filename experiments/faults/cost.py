@@ -26,7 +26,7 @@ from harness.diagnosis import run_facts
 
 RECORD = Path(__file__).parents[1] / "study" / "bug"
 PICTURE = Path("docs/bug-cost.png")
-TITLE = "In a toy one wrong vLLM setting took PPO's reward from 0.85 to 0.10. The first batch showed it."
+TITLE = "In a toy vLLM's default logging took PPO's reward from 0.85 to 0.10. The first batch showed it."
 SETTINGS = {"rollout": "PPO in verl's bypass mode", "sequence": "TRL's sequence mask", "token": "verl's token weights"}
 """Key of a setting of the plan, the level of its weight or else the loss' proximal policy -> its name."""
 
@@ -102,7 +102,7 @@ def picture(rewards: pd.DataFrame) -> Figure:
             axis.plot(seeds.mean(axis=1), color=colour, linewidth=2.5, label=f"with{'' if bug else 'out'} the bug, mean")
         right, bug = (ends.loc[setting, bug].mean() for bug in (False, True))
         axis.set_title(f"{name}: {right:.2f} → {bug:.2f}", fontsize=9)
-        axis.set_xlabel("RL step")
+        axis.set_xlabel("RL step, temperature 0.7")
     axes[0].set_ylabel("held-out reward, ten seeds")
     axes[1].legend(loc="lower left")
     figure.suptitle(TITLE, fontsize=12, x=0.01, ha="left")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from algos.faults import FAULTS
 from algos.faults.base import SURE
 from analysis.frames import markdown
 from experiments.faults import cost, edits, real
@@ -131,8 +132,8 @@ def test_its_one_picture_is_of_the_recorded_runs():
     ends = cost.endpoints(rewards)
     taught = ends[False] - rewards[(rewards["step"] == 0) & ~rewards["bug"]].set_index(["setting", "seed"])["reward"]
     lost = (ends[False] - ends[True]).groupby("setting").mean() / taught.groupby("setting").mean()
-    assert f"cost {lost['sequence']:.0%} of".replace("%", " %") in said
-    assert f"verl's token weights {lost['token']:.0%},".replace("%", " %") in said
+    told = f"Token weights lost {lost['token']:.0%} of what RL taught, a sequence mask {lost['sequence']:.0%}."
+    assert told.replace("%", " %") in said
 
 
 @pytest.mark.slow
@@ -171,9 +172,10 @@ def test_its_table_counts_the_record(record):
     bugs = [name for name, _ in passed if name != "without a bug"]
     silent = [sum(passed[name, prefix] for name in set(bugs)) for prefix in ("plain_", "")]
     assert f"{silent[0]} ({silent[1]}) of {(shown | known | unnamed).sum()} bugs passed" in README
+    assert len(FAULTS.names()) - 1 == 16 and "for 16 known bugs" in README  # beside the note `routing`
     called = record[record["plain_named"] == "raw_logprobs"]["fault"].value_counts()
     assert called.to_dict() == {"raw_logprobs": 25, "swapped": 7}
-    assert "of 32 batches named as above, 7 had swapped columns" in " ".join(README.split())
+    assert "of 32 batches called `raw_logprobs`, 7 had swapped columns" in " ".join(README.split())
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,10 @@ UNCOMPARED = "K3 was not compared with rounding: give --precision or --baseline.
 """Note on a dump without a fault if neither its precision nor a baseline dump is known. A K3 up to 1 then counts as rounding."""
 LAGGING = "All responses begin with older weights: --precision and --baseline were not used."
 """Note on a dump without a fault if its precision or a baseline is known, and no token is fresh (`algos.faults.diagnose`)."""
-NOTES = (UNCOMPARED, LAGGING)
-"""The notes on a K3 that was not compared. A verdict holds one among its limitations, and the terminal prints it in any case."""
+EQUAL = "Every ratio is exactly 1. Is logp_old a copy of logp_rollout, as in verl's bypass mode? Then nothing was tested."
+"""Note on a dump whose two columns are equal to the bit, unless its run or --precision says fp32."""
+NOTES = (UNCOMPARED, LAGGING, EQUAL)
+"""The notes on a K3 that was not compared, or tells nothing. A verdict has one among its limitations; the terminal prints it."""
 UNTESTED = "Not tested well, for lack of"
 """Begin of the note on tests that need columns which the dump lacks. The terminal prints it in any case too."""
 
@@ -99,7 +101,10 @@ class Evidence:
         return f"{UNTESTED} {', '.join(lacking)}: {', and '.join(missed)}."
 
     def note(self, found: Diagnosis) -> str | None:
-        """Say why K3 was not compared with that of a precision or baseline; None if it was, or if none is asked for."""
+        """Say why K3 tells nothing or was not compared with a precision or baseline; None if it was, or if none is asked for."""
+        moved = found.statistics["identity/below"], found.statistics["identity/above"]
+        if moved == (0.0, 0.0) and self.facts.precision != "fp32":
+            return EQUAL
         if self.uncompared:
             return UNCOMPARED
         named = self.facts.precision is not None or self.facts.baseline is not None

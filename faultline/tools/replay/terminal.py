@@ -114,7 +114,7 @@ def deployed_lines(verdict: Verdict) -> list[str]:
     return [
         *chosen,
         *(line for sentence in own for line in wrap(sentence, WIDTH, initial_indent="  ", subsequent_indent="  ")),
-        f"RL's gain lost, mean and worst of {first.regimes} toy regimes. No column was shown better than a default:",
+        f"RL's gain lost, mean and worst of {first.regimes} toy regimes. Defaults were fixed before; none is shown better:",
         f"  {'':<19}{_cells(first.lost)}",
         *rows,
     ]

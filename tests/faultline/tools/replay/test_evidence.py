@@ -19,7 +19,7 @@ from faultline.tools.replay import evidence, terminal
 from faultline.tools.replay.advice import Advisor, Target
 from faultline.tools.replay.collect import collect
 from faultline.tools.replay.effect import padded
-from faultline.tools.replay.evidence import Evidence, known
+from faultline.tools.replay.evidence import EQUAL, Evidence, known
 from faultline.tools.replay.example import SOUND, example
 from faultline.tools.replay.presets import presets
 from faultline.tools.replay.sources import Dump
@@ -185,6 +185,16 @@ def test_an_alarm_without_a_name_says_what_to_look_at(tmp_path, capsys):
         main(["replay", str(tmp_path / "mine.jsonl"), "--json"])
     found = json.loads(capsys.readouterr().out)
     assert found["diagnosis"]["kind"] == "unknown" and found["reason"] == UNNAMED
+
+
+@pytest.mark.usefixtures("no_page")
+@pytest.mark.parametrize(("words", "asked"), [([], True), (["--precision", "bf16"], True), (["--precision", "fp32"], False)])
+def test_a_copied_column_is_asked_about(words, asked, tmp_path, capsys):
+    """As in verl's bypass mode. In fp32 an exact control has equal columns too."""
+    rows = [{"group": i // 4, "logp_rollout": [-0.5 - 0.01 * i, -1.0], "logp_old": [-0.5 - 0.01 * i, -1.0]} for i in range(40)]
+    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    main(["replay", str(tmp_path / "mine.jsonl"), *words])
+    assert (EQUAL in " ".join(capsys.readouterr().out.split())) == asked
 
 
 def run_folder(path, **rollout):
