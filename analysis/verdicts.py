@@ -41,6 +41,7 @@ def answer(results: Results) -> list[str]:
     worst = _worst(runs)
     proof = _proof(runs[runs.source == worst], results.outcomes) if worst else ""
     some = _long_enough(results) and not (runs.outcome == "never learned").all()  # otherwise the headline says so
+    compared = _comparisons(results.outcomes, hopeless=not proof)
     return [
         sentence
         for sentence in [
@@ -50,7 +51,7 @@ def answer(results: Results) -> list[str]:
             *(
                 [_stable(results)]
                 if results.control_only
-                else [*_comparisons(results.outcomes, hopeless=not proof), _control(results)]
+                else [*compared, _control(results), "" if compared or proof else _alone(runs)]
             ),
             *(_by_source(runs[runs.source != worst]) if some else []),
             _compatible(runs) if some else "",
@@ -60,6 +61,13 @@ def answer(results: Results) -> list[str]:
         ]
         if sentence
     ]
+
+
+def _alone(runs: pd.DataFrame) -> str:
+    """A sentence on arms that have one seed each and are compared with none; "" otherwise."""
+    if runs.arm.nunique() < 2 or runs.groupby("arm").size().max() > 1:
+        return ""
+    return "Each arm has one seed, so no difference between arms is evidence: give more, as seed=0,1,2,3,4."
 
 
 def _long_enough(results: Results) -> bool:

@@ -238,6 +238,16 @@ def test_runs_with_too_few_evaluations_are_said_to_show_nothing(tmp_path, until,
     assert list(tables.runs(results).outcome) == ["too short to tell" if told else "never learned"]
 
 
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_arms_of_one_seed_that_nothing_compares_are_said_to_show_no_difference(tmp_path, seeds):
+    """A corrected arm beside the control alone: no question compares the two."""
+    for seed in range(seeds):
+        write(tmp_path, FP32, seed=seed)
+        write(tmp_path, FP8, "correction=token_truncate", seed=seed)
+    said = "Each arm has one seed, so no difference between arms is evidence: give more, as seed=0,1,2,3,4."
+    assert (said in verdicts.answer(load(tmp_path))) == (seeds == 1)
+
+
 def test_a_run_without_any_gradient_is_said_to_have_trained_nothing(tmp_path):
     """One run of three has a gradient of 0 in each step. A second has one in a single step, and is not named."""
     write(tmp_path, FP32)
