@@ -26,7 +26,7 @@ from harness.diagnosis import run_facts
 
 RECORD = Path(__file__).parents[1] / "study" / "bug"
 PICTURE = Path("docs/bug-cost.png")
-TITLE = "In a toy vLLM's default logging took PPO's reward from 0.85 to 0.10. The first batch showed it."
+TITLE = "In a toy, vLLM's default logging took PPO's reward from 0.85 to 0.10. The first batch showed it."
 SETTINGS = {"rollout": "PPO in verl's bypass mode", "sequence": "TRL's sequence mask", "token": "verl's token weights"}
 """Key of a setting of the plan, the level of its weight or else the loss' proximal policy -> its name."""
 

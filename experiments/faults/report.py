@@ -69,7 +69,7 @@ def answers(frame: pd.DataFrame) -> pd.DataFrame:
     known = ~clean & ~unruled & ~edited & ~moving
     bugs = frame[known]["fault"].map(lambda fault: NAMES.get(fault, fault)).nunique()
     parts = {
-        "with temperature, top-p or top-k logged wrong": moving,
+        "logged before temperature, or after top-p or top-k": moving,
         f"with {bugs} other known bugs": known,
         "with bugs that it has no rule for": unruled,
         "without a bug": clean,

@@ -81,7 +81,7 @@ def test_the_shown_lines_are_the_real_output_in_its_order(verdict, page):
 
 @pytest.mark.slow
 def test_the_defaults_that_it_names_are_printed(verdict):
-    named = "truncate token weights at 2 if you deploy the trainer's weights, no correction if you deploy the engine's"
+    named = "token weights cut at 2 to deploy the trainer's weights, none for the engine's"
     assert named in " ".join(README.split())
     assert "IF YOU DEPLOY THE TRAINER'S WEIGHTS: truncate token weights at 2 (set below)" in verdict
     assert "IF YOU DEPLOY THE ENGINE'S WEIGHTS: no correction" in verdict
@@ -132,7 +132,8 @@ def test_its_one_picture_is_of_the_recorded_runs():
     ends = cost.endpoints(rewards)
     taught = ends[False] - rewards[(rewards["step"] == 0) & ~rewards["bug"]].set_index(["setting", "seed"])["reward"]
     lost = (ends[False] - ends[True]).groupby("setting").mean() / taught.groupby("setting").mean()
-    told = f"Token weights lost {lost['token']:.0%} of what RL taught, a sequence mask {lost['sequence']:.0%}."
+    assert "lost all that RL taught and more" in said and lost["rollout"] > 1
+    told = f"Token weights lost {lost['token']:.0%} of it, a sequence mask {lost['sequence']:.0%}."
     assert told.replace("%", " %") in said
 
 
@@ -156,7 +157,7 @@ def test_its_table_counts_the_record(record):
     known = ~clean & ~unnamed & ~edit & ~shown
     passed = {}
     for name, part, ruled in (
-        ("with temperature, top-p or top-k logged wrong", shown, True),
+        ("logged before temperature, or after top-p or top-k", shown, True),
         ("with 8 other known bugs", known, True),
         ("with bugs that it has no rule for", unnamed, False),
         ("without a bug", clean, False),
@@ -169,13 +170,17 @@ def test_its_table_counts_the_record(record):
         first = f"{named[0]} ({named[1]})" if ruled else "–"
         other = f"{alarms[0] - named[0]} ({alarms[1] - named[1]})"
         assert f"| {part.sum()} {name} | {first} | {other} | {passed[name, 'plain_']} ({passed[name, '']}) |" in README
+    said = " ".join(README.split())
     bugs = [name for name, _ in passed if name != "without a bug"]
     silent = [sum(passed[name, prefix] for name in set(bugs)) for prefix in ("plain_", "")]
-    assert f"{silent[0]} ({silent[1]}) of {(shown | known | unnamed).sum()} bugs passed" in README
+    assert f"{silent[0]} ({silent[1]}) of {(shown | known | unnamed).sum()} batches with a bug passed" in said
+    sampler = record[record["fault"].isin(["draft", "penalty"])]
+    assert set(sampler["plain_kind"]) == {"consistent"} and f"from verl's columns all {len(sampler)} of another sampler" in said
     assert len(FAULTS.names()) - 1 == 16 and "for 16 known bugs" in README  # beside the note `routing`
+    assert set(record[clean]["plain_kind"]) == {"consistent", "unknown"} and "no sound batch had it" in said
     called = record[record["plain_named"] == "raw_logprobs"]["fault"].value_counts()
     assert called.to_dict() == {"raw_logprobs": 25, "swapped": 7}
-    assert "of 32 batches called `raw_logprobs`, 7 had swapped columns" in " ".join(README.split())
+    assert "of 32 called `raw_logprobs`, 7 had swapped columns" in said
 
 
 @pytest.fixture(scope="module")
