@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 from torch import Tensor
@@ -11,12 +12,12 @@ from harness.rollouts.local import LocalEngine
 
 
 class RawLogprobs(LocalEngine):
-    """The embedded engine with vLLM's default: it samples at rollout.temperature, and logs log-probabilities at temperature 1."""
+    """The embedded engine with vLLM's default: it logs log-probabilities before temperature, top-p and top-k.
+
+    Parts of responses that `resume` samples are logged right.
+    """
 
     def generate(self, prompts: Tensor, uniforms: Tensor) -> Rollout:
-        sampled, sampling = super().generate(prompts, uniforms), self.sampling
-        self.sampling = dataclasses.replace(sampling, temperature=1.0)
-        try:
-            return sampled._replace(logp=self.score(prompts, sampled.tokens))
-        finally:
-            self.sampling = sampling
+        sampled, raw = super().generate(prompts, uniforms), copy.copy(self)
+        raw.sampling = dataclasses.replace(self.sampling, temperature=1.0, top_p=1.0, top_k=0)
+        return sampled._replace(logp=raw.score(prompts, sampled.tokens))

@@ -133,11 +133,10 @@ def test_its_one_picture_is_of_the_recorded_runs():
     taught = ends[False] - rewards[(rewards["step"] == 0) & ~rewards["bug"]].set_index(["setting", "seed"])["reward"]
     lost = (ends[False] - ends[True]).groupby("setting").mean() / taught.groupby("setting").mean()
     assert "lost all that RL taught and more" in said and lost["rollout"] > 1
-    told = f"Token weights lost {lost['token']:.0%} of it, a sequence mask {lost['sequence']:.0%}."
+    told = f"Token weights lost {lost['token']:.0%} of it, a sequence mask {lost['sequence']:.0%} at ten tokens"
     assert told.replace("%", " %") in said
 
 
-@pytest.mark.slow
 def test_the_page_of_its_picture_has_the_table_that_the_command_prints():
     page = (ROOT / "docs/bug-cost.md").read_text(encoding="utf-8")
     assert markdown(cost.table(*cost.recorded())) in page
@@ -174,8 +173,6 @@ def test_its_table_counts_the_record(record):
     bugs = [name for name, _ in passed if name != "without a bug"]
     silent = [sum(passed[name, prefix] for name in set(bugs)) for prefix in ("plain_", "")]
     assert f"{silent[0]} ({silent[1]}) of {(shown | known | unnamed).sum()} batches with a bug passed" in said
-    sampler = record[record["fault"].isin(["draft", "penalty"])]
-    assert set(sampler["plain_kind"]) == {"consistent"} and f"from verl's columns all {len(sampler)} of another sampler" in said
     assert len(FAULTS.names()) - 1 == 16 and "for 16 known bugs" in README  # beside the note `routing`
     assert set(record[clean]["plain_kind"]) == {"consistent", "unknown"} and "no sound batch had it" in said
     called = record[record["plain_named"] == "raw_logprobs"]["fault"].value_counts()

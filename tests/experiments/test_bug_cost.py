@@ -46,9 +46,9 @@ def test_the_bug_costs_nothing_where_no_loss_reads_the_logged_log_probabilities(
 
 
 def test_the_table_by_hand():
-    """Three pairs: the signs of one sign-flip test have 2^3 patterns, and 2 of them are as extreme as three falls of 0.5."""
+    """Falls of 0.4, 0.5 and 0.6 in three seeds: of the 2^3 patterns of signs two are as extreme."""
     rewards = [
-        {"setting": setting, "bug": bug, "seed": seed, "step": step, "reward": 0.9 - 0.5 * (bug and step > 0) + 0.01 * seed}
+        {"setting": setting, "bug": bug, "seed": seed, "step": step, "reward": 0.9 - (0.4 + 0.1 * seed) * (bug and step > 0)}
         for setting in cost.SETTINGS
         for bug in (False, True)
         for seed in range(3)
@@ -61,8 +61,9 @@ def test_the_table_by_hand():
         for _ in range(3)
     ]
     row = cost.table(pd.DataFrame(rewards), pd.DataFrame(dumps)).iloc[0]
-    assert (row["right"], row["with the bug"], row["difference"]) == ("0.91", "0.41", "-0.50")
-    assert row["p, Holm"] == "0.250, 0.750" and row["first dump named"] == "3 of 3" and row["right ones consistent"] == "3 of 3"
+    assert (row["right"], row["with the bug"], row["difference"]) == ("0.90", "0.40", "-0.500")
+    assert row["range over seeds"] == "-0.600, -0.400" and row["p, Holm"] == "0.250, 0.750"
+    assert row["first batch named"] == "3 of 3" and row["right ones consistent"] == "3 of 3"
 
 
 def test_the_picture_has_each_seed_and_their_mean():
@@ -81,4 +82,9 @@ def test_its_title_is_what_the_record_holds():
     rewards, dumps = cost.recorded()
     ends = cost.endpoints(rewards).loc["rollout"].mean()
     assert f"from {ends[False]:.2f} to {ends[True]:.2f}" in cost.TITLE
+    every = cost.endpoints(rewards)
+    assert (every.loc["rollout", True] < 0.01).sum() == 7 and (every[True] < every[False]).all()
+    taught = every[False].mean() - rewards[rewards["step"] == 0]["reward"].mean()
+    lost = (every[False] - every[True]).groupby("setting").mean()
+    assert f"{taught:.2f} {lost['sequence']:.3f}" == "0.11 0.026" and lost["token"] == pytest.approx(0.05025, abs=1e-6)
     assert (dumps[dumps["bug"]]["named"] == "raw_logprobs").all() and (dumps[~dumps["bug"]]["kind"] == "consistent").all()
