@@ -1,7 +1,7 @@
 # make demo   which mismatch harms a small run, what the verdict says of it, and what following it did; ENGINE=vllm has vLLM sample
 #             for a dense model in several formats, and takes longer
 # make test   style, import contract and every test; WITHOUT=vllm,slurm,chromium,llm,oldest names what this machine cannot have
-# make check  style, import contract and the quick tests: for everyday work, under three minutes on two cores
+# make check  style, import contract and the quick tests: for everyday work, two minutes on two quiet cores
 # make notebooks SWEEP=runs/demo   the notebooks executed on a sweep, as .ipynb with outputs under notebooks/
 # make docs   the site of the documentation, in build/site
 # make bench  speed, as ratios against what a user would pick instead

@@ -61,6 +61,7 @@ def damaged(sweep: Path, name: str, places: int | None, rng: random.Random) -> i
     return len(chosen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_a_bad_value_anywhere_in_a_record_is_a_named_problem(tmp_path, name):
     """Every place of every file, but of a config and of a row, which have many: a sample of these."""
@@ -174,6 +175,7 @@ def test_a_copied_run_is_left_out_and_named(tmp_path):
 LINKED = ("report.html", "report.md", "report.png", "arms.csv", "runs.csv", "evaluations.csv")
 
 
+@pytest.mark.slow
 def test_a_report_writes_through_no_link(tmp_path):
     """Each name of the report is a link to the user's file, which keeps its words; a linked folder of figures is refused."""
     (mine := tmp_path / "mine").write_text("mine")

@@ -135,6 +135,7 @@ def command(page, line):
     return pytest.param(page, line, marks=[pytest.mark.slow] * (page in RECORDED), id=f"{page[:60]}-{line[:60]}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "line"), [command(*one) for one in COMMAND_LINES])
 def test_a_command_is_one_that_its_program_takes(page, line):
     words = re.split(r" > | \| | && ", line)[0]

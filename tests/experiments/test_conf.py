@@ -186,6 +186,7 @@ ON_SHARED_BATCH = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ON_SHARED_BATCH)
 def test_verl_presets_on_the_shared_batch(name):
     weights, kept, loss = ON_SHARED_BATCH[name]
@@ -299,6 +300,7 @@ ONE_RESPONSE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("preset", "logs", "expected"), ONE_RESPONSE, ids=lambda value: str(value)[:40])
 def test_other_presets_on_one_response_of_negative_advantage(preset, logs, expected):
     logs, mask = f64([logs]), torch.ones(1, len(logs)).bool()

@@ -72,6 +72,7 @@ def test_a_seed_is_a_whole_replicate():
     assert one.warmstart_digest == same.warmstart_digest != other.warmstart_digest and one.digest != same.digest
 
 
+@pytest.mark.slow
 def test_what_is_no_bed_is_refused():
     with pytest.raises(UserError, match=r"actor\.lr=1e-05, .*: no bed of the study of the verdict"):
         bed_of(compose("+regime/bed=dense", "actor.lr=1e-5"))

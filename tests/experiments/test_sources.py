@@ -108,6 +108,7 @@ def test_the_columns_of_a_run(known, tmp_path):
     assert (row.ratio, row.ratio_error) == pytest.approx((1, 0.1 / 19**0.5)) and row.end == pytest.approx(0.7) and EARLY == 20
 
 
+@pytest.mark.slow
 def test_a_run_of_another_plan_is_named(known, tmp_path):
     ended(tmp_path / "s", "kept_prompts", 7, 0.01, 0.7)
     with pytest.raises(UserError, match="no run of the map"):

@@ -36,6 +36,7 @@ def test_a_wrong_key_is_one_line(arguments, said, tmp_path):
     assert not list(tmp_path.glob("**/config.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "form"),
     [

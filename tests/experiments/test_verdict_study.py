@@ -338,6 +338,7 @@ def test_what_was_recorded_stays():
     assert len(added(pd.DataFrame(columns=RUN), known, RUN)) == 10
 
 
+@pytest.mark.slow
 def test_rewards_of_prompts_are_kept(tmp_path, monkeypatch):
     """Two prompts in four evaluations: the last three have the means 0.5 and 1.0 for the trainer's policy."""
     monkeypatch.setattr("experiments.verdict_study.ROOT", tmp_path)

@@ -59,6 +59,7 @@ EXTRAS_OF_PROJECT = PROJECT["project"]["optional-dependencies"]
 OPTIONAL = {name: modules_of(needed) for name, needed in EXTRAS_OF_PROJECT.items()}
 
 
+@pytest.mark.slow
 def test_every_import_is_of_the_base_or_of_an_extra_that_is_told():
     """Verl and TRL are those of the frameworks that the integrations belong to."""
     imported = set()

@@ -44,6 +44,7 @@ def test_who_collects_by_hand_goes_on_to(thawed):
         gc.enable()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "without"),
     [

@@ -122,6 +122,7 @@ def test_an_arm_with_noise_is_compared_with_the_control_and_its_remedy_with_it(s
     assert found == {f"fp32 ppo {noise}": control, f"fp32 ppo token-truncate {noise}": f"fp32 ppo {noise}"}
 
 
+@pytest.mark.slow
 def test_the_tables_of_the_report_say_it(sweep):
     rows = table(load(sweep)).set_index(["policy", "correction", "persistence"])["K3 that costs 0.05"]
     assert rows[OWN, "none", 1].startswith("1.0e-02 (")

@@ -72,6 +72,7 @@ def test_fp32_agrees_with_transformers(net, asked):
     assert (out.logp - reference(net, asked[0], out.tokens)).abs().max() < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fp32", "bf16", "fp8_channel"])
 def test_the_control_is_exact_with_ragged_prompts_and_answers(net, asked, name):
     """Scoring takes the path of sampling when rows end at different places: the same bits, so a ratio of exactly 1."""

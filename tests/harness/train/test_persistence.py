@@ -42,6 +42,7 @@ def test_fixed_noise_persists_and_fresh_noise_does_not(tiny):
     assert abs(sum(fresh.values()) / 3) < 0.5
 
 
+@pytest.mark.slow
 def test_exact_rollouts_have_no_persistence(tiny):
     assert measured(tiny(*WINDOW, "rollout/precision=fp32")) == {}
 

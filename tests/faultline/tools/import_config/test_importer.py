@@ -497,6 +497,7 @@ def test_bad_input_is_one_line(imported, text, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "theirs",
     [

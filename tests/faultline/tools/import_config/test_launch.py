@@ -45,6 +45,7 @@ def written(path, config) -> None:
     path.write_text(yaml.safe_dump(config))
 
 
+@pytest.mark.slow
 def test_a_command_of_verl_runs_as_it_was_imported(tmp_path, capsys):
     model = make(tmp_path / "model")
     questions = tmp_path / "gsm8k.jsonl"
@@ -71,6 +72,7 @@ def test_a_command_of_verl_runs_as_it_was_imported(tmp_path, capsys):
     assert row["rollout_corr/k3_kl"] > 0  # of bf16 against the same, which computes log π_old by another pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "overrides", "message"),
     [
@@ -313,6 +315,7 @@ PLACED = "trainer.placement.policy_num_"
 TRAIN = "-m experiments.train --config-dir {folder} +experiment=theirs steps=2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("theirs", "command"),
     [
@@ -336,6 +339,7 @@ def test_the_command_starts_a_rank_on_each_gpu_of_the_recipe(tmp_path, capsys, t
     assert f"its memory: faultline memory --ranks {ranks} --config-dir {folder} +experiment=theirs steps=2\n" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "theirs",
     [

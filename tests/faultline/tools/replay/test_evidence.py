@@ -187,6 +187,7 @@ def test_an_alarm_without_a_name_says_what_to_look_at(tmp_path, capsys):
     assert found["diagnosis"]["kind"] == "unknown" and found["reason"] == UNNAMED
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_page")
 @pytest.mark.parametrize(("words", "asked"), [([], True), (["--precision", "bf16"], True), (["--precision", "fp32"], False)])
 def test_a_copied_column_is_asked_about(words, asked, tmp_path, capsys):
@@ -209,6 +210,7 @@ def run_folder(path, **rollout):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rollout", "facts"), [
     ({}, RunFacts("bf16")),
     ({"precision": {"name": "fp32"}}, RunFacts("fp32")),

@@ -48,6 +48,7 @@ def every_preset(tmp_path_factory):
     return Dump(folder), collect(Dump(folder), {name: preset.correction for name, preset in presets().items()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", presets())
 def test_replay_of_a_dump_is_what_the_training_step_computes(every_preset, name):
     """Through the run's own config and objective on one side, through parquet and `presets` on the other; fp64, 1e-12."""

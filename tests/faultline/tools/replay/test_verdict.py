@@ -489,6 +489,7 @@ def test_presets_that_were_chosen_are_the_ones_shown(tmp_path):
     assert {row.preset for row in verdict.presets} == {"m2po", "slime/tis"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fill", [-1e9, float(np.finfo(np.float32).min), -1e308])
 @pytest.mark.parametrize("column", ["logp_rollout", "logp_old"])
 def test_the_fill_of_a_mask_is_named_and_changes_no_sign(tmp_path, column, fill):

@@ -32,6 +32,7 @@ def engine_with(weights, dtype: str) -> LocalEngine:
     return engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_the_optimizer_moves_the_adapters_alone(stage, tmp_path):
     """Before the first step the policy is that without adapters, as B is 0. A checkpoint holds adapters and frozen weights."""

@@ -42,6 +42,7 @@ def test_a_diagnosis_is_that_of_the_steps_dump(tiny, more):
     assert not any(name.startswith("diagnosis/") for name in seen[1])
 
 
+@pytest.mark.slow
 def test_a_diagnosis_changes_no_result(tiny):
     """Six steps with the diagnosis and without: each metric of both runs is equal to the bit."""
     found = []
