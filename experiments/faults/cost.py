@@ -1,7 +1,6 @@
-"""`python -m experiments.faults.cost SWEEP`: what the bug of `trained.py` cost the runs of a sweep, recorded and printed.
+"""`python -m experiments.faults.cost [SWEEP]`: print what the bug of `trained.py` cost, and draw the figure, from the record.
 
-python -m experiments.faults.cost runs/bug            # reads the runs, records them, prints the table, draws the figure
-python -m experiments.faults.cost                     # prints the table and draws the figure from the record
+With the folder SWEEP its runs are read and recorded first.
 """
 
 from __future__ import annotations

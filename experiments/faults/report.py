@@ -83,7 +83,8 @@ def answers(frame: pd.DataFrame) -> pd.DataFrame:
     for answer, plain in said["plain_"].items():
         every = said[""][answer]
         table[answer] = [f"{(part & plain).sum()} ({(part & every).sum()})" for part in parts.values()]
-    table.loc[2:, "alarm, right name"] = "–"
+    nameless = [bool((part & (unruled | clean)).any()) for part in parts.values()]
+    table.loc[nameless, "alarm, right name"] = "–"
     return table
 
 

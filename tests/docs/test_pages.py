@@ -127,16 +127,8 @@ def test_blocks_hold_commands_that_are_checked_or_known():
     assert not unknown and len(COMMAND_LINES) > 100
 
 
-RECORDED = {"docs/study.md", "docs/first-study.md"}
-"""Pages of recorded studies, whose grids have most of the options that are composed."""
-
-
-def command(page, line):
-    return pytest.param(page, line, marks=[pytest.mark.slow] * (page in RECORDED), id=f"{page[:60]}-{line[:60]}")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("page", "line"), [command(*one) for one in COMMAND_LINES])
+@pytest.mark.parametrize(("page", "line"), COMMAND_LINES, ids=[f"{page[:60]}-{line[:60]}" for page, line in COMMAND_LINES])
 def test_a_command_is_one_that_its_program_takes(page, line):
     words = re.split(r" > | \| | && ", line)[0]
     words = [word for word in shlex.split(words, comments=True) if not PLACEHOLDER.search(word)]

@@ -9,7 +9,7 @@ from tests.fuzz.attack import SEED, Case, Tally, fuzz
 @pytest.mark.slow
 def test_no_line_and_no_folder_gives_a_traceback_a_hang_or_a_wrong_success(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert fuzz(lines=10, folders=20, seed=SEED, root=tmp_path) == Tally()
+    assert fuzz(lines=20, folders=40, seed=SEED, root=tmp_path) == Tally()
 
 
 def test_the_cases_can_be_run_in_parts(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from harness.dumps.files import tabulate, unpadded
-from harness.dumps.schema import COLUMNS, LOGPS, Problem
+from harness.dumps.schema import COLUMNS, LOGPS, Problem, absent
 from harness.errors import UserError, first_line
 from harness.room import out_of_memory
 
@@ -107,8 +107,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[pa.Table, list[Problem]]]:
                 except _BadLine as error:
                     rows.append({})
                     problems.append(Problem(number, *error.args))
-            missing = [name for name, column in COLUMNS.items() if column.required and not any(name in row for row in rows)]
-            if missing and not problems:
+            if not problems and (missing := absent(set().union(*rows))):
                 have = ", ".join(list(json.loads(lines[0]))[:10]) or "none"
                 columns = f"no column {' and '.join(missing)} (its keys are {have})"
                 raise UserError(f"{path}: {columns}; docs/dumps.md lists what a dump holds")

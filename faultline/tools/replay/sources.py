@@ -83,7 +83,7 @@ class Dump:
         Raises UserError on an invalid row unless `skip_bad`, and on a missing column.
         """
         rows = {problem.row for problem in unreadable}
-        if len(rows) < len(table) and (missing := absent(table)):
+        if len(rows) < len(table) and (missing := absent(table.column_names)):
             have = ", ".join(table.column_names) or "none of them"
             raise UserError(f"{path}: no column {' and '.join(missing)} (found {have}); docs/dumps.md lists what a dump holds")
         every = unreadable
