@@ -116,7 +116,7 @@ def ratio(a: float, b: float) -> float:
     return a / b if b > 0 else math.nan
 
 
-VLLM_MODE = "--logprobs-mode: raw_logprobs, the default, is before temperature, penalties, top-p and top-k"
+VLLM_MODE = "--logprobs-mode: raw_logprobs, the default, logs before temperature, penalties, top-p and top-k"
 VERL = "verl-project/verl 1dda039b9"
 SKYRL = "NovaSky-AI/SkyRL a9564572e"
 TRL = "huggingface/trl f2cd57710"

@@ -23,8 +23,8 @@ def _signature(s: Statistics) -> float | None:
 def _evidence(s: Statistics) -> str:
     slope = s["slope/temperature"]
     return (
-        f"the mean ratio is {s['identity/mean']:.3f}, {s['identity/z']:.0f} standard errors from 1, and the trainer's logits are "
-        f"{slope:.2f} times the logged ones: as if sampled at T of about {1 / slope:.2f} and logged at 1"
+        f"as if sampled at a temperature of about {1 / slope:.2f} and logged at 1: the trainer's logits are {slope:.2f} times the logged "
+        f"ones, and the mean ratio is {s['identity/mean']:.3f}, {s['identity/z']:.0f} standard errors from 1"
     )
 
 
@@ -35,7 +35,7 @@ FAULT = Fault(
     _signature,
     _evidence,
     {
-        "vLLM": VLLM_MODE + "; set processed_logprobs",
+        "vLLM": VLLM_MODE + "; set processed_logprobs, top_p=1 and top_k=-1",
         "verl": "actor_rollout_ref.rollout.logprobs_mode=processed_logprobs, its default, and rollout.temperature on both sides",
         "SkyRL": "generator.inference_engine.engine_init_kwargs.logprobs_mode=processed_logprobs; not set, vLLM's default",
         "TRL": "temperature, and --logprobs-mode processed_logprobs of a vLLM server that TRL did not start",

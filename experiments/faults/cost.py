@@ -1,4 +1,4 @@
-"""`python -m experiments.faults.cost [SWEEP]`: print what the bug of `trained.py` cost, and draw the figure, from the record.
+"""`python -m experiments.faults.cost [SWEEP]`: print what the bug of `trained.py` cost, and draw the figures, from the record.
 
 With the folder SWEEP its runs are read and recorded first.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.figures.style import png, subplots
@@ -24,10 +25,13 @@ from harness.boundary import command
 from harness.diagnosis import run_facts
 
 RECORD = Path(__file__).parents[1] / "study" / "bug"
-PICTURE = Path("docs/bug-cost.png")
+PICTURE, OF_PPO = Path("docs/bug-cost.png"), Path("docs/bug-cost-ppo.png")
 TITLE = "In a toy, vLLM's default logging took PPO in bypass mode from 0.85 to 0.10. The first batch showed it."
 SETTINGS = {"rollout": "PPO in verl's bypass mode", "sequence": "TRL's sequence mask", "token": "verl's token weights"}
 """Key of a setting of the plan, the level of its weight or else the loss' proximal policy -> its name."""
+
+COLOURS = {False: NEUTRAL, True: HUES["fp8_tensor"]}
+"""Whether a run has the bug -> its colour."""
 
 
 def runs(sweep: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -89,22 +93,47 @@ def table(rewards: pd.DataFrame, dumps: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def _draw(axis: Axes, rewards: pd.DataFrame, setting: str, labels: tuple[str, str]) -> None:
+    """Draw a setting's held-out reward along the run, each seed thin and their mean thick, without the bug and with it."""
+    for bug, colour in COLOURS.items():
+        own = rewards[(rewards["setting"] == setting) & (rewards["bug"] == bug)]
+        seeds = own.pivot(index="step", columns="seed", values="reward")
+        axis.plot(seeds, color=colour, linewidth=0.7, alpha=0.5)
+        axis.plot(seeds.mean(axis=1), color=colour, linewidth=2.5, label=labels[bug])
+
+
 def picture(rewards: pd.DataFrame) -> Figure:
-    """Draw the held-out reward along the run, of each seed thin and their mean thick, a panel per setting."""
+    """Draw the held-out rewards, a panel per setting."""
     figure, (axes,) = subplots(1, len(SETTINGS), 3.2, sharey=True)
     ends = endpoints(rewards)
     for axis, (setting, name) in zip(axes, SETTINGS.items(), strict=True):
-        for bug, colour in ((False, NEUTRAL), (True, HUES["fp8_tensor"])):
-            own = rewards[(rewards["setting"] == setting) & (rewards["bug"] == bug)]
-            seeds = own.pivot(index="step", columns="seed", values="reward")
-            axis.plot(seeds, color=colour, linewidth=0.7, alpha=0.5)
-            axis.plot(seeds.mean(axis=1), color=colour, linewidth=2.5, label=f"with{'' if bug else 'out'} the bug, mean")
+        _draw(axis, rewards, setting, ("without the bug, mean", "with the bug, mean"))
         right, bug = (ends.loc[setting, bug].mean() for bug in (False, True))
         axis.set_title(f"{name}: {right:.2f} → {bug:.2f}", fontsize=9)
         axis.set_xlabel("RL step, temperature 0.7")
     axes[0].set_ylabel("held-out reward, ten seeds")
     axes[1].legend(loc="lower left")
     figure.suptitle(TITLE, fontsize=12, x=0.01, ha="left")
+    return figure
+
+
+def of_ppo(rewards: pd.DataFrame) -> Figure:
+    """Draw the first setting alone, with its endpoints at the ends of the lines."""
+    figure, ((axis,),) = subplots(1, 1, 3.0)
+    labels = ("logged after\ntemperature: {:.2f}", "logged before it,\nvLLM's default: {:.2f}")
+    _draw(axis, rewards, "rollout", labels)
+    ends = endpoints(rewards).loc["rollout"].mean()
+    for bug, colour in COLOURS.items():
+        said = labels[bug].format(ends[bug])
+        axis.annotate(
+            said, (1.01, ends[bug]), xycoords=("axes fraction", "data"), va="center", color=colour, fontsize=11, weight="bold"
+        )
+    axis.margins(x=0)
+    axis.set_xlabel("RL step")
+    axis.set_ylabel("held-out reward")
+    axis.set_title(
+        "PPO in a toy, on log-probabilities as vLLM logs them at temperature 0.7: ten seeds and their mean", fontsize=11
+    )
     return figure
 
 
@@ -116,6 +145,7 @@ def main(words: list[str]) -> None:
     rewards, dumps = recorded()
     print(markdown(table(rewards, dumps)))
     PICTURE.write_bytes(png(picture(rewards), dpi=130))
+    OF_PPO.write_bytes(png(of_ppo(rewards), dpi=130))
 
 
 if __name__ == "__main__":

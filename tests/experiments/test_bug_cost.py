@@ -78,6 +78,14 @@ def test_the_picture_has_each_seed_and_their_mean():
         assert [line.get_ydata().tolist() for line in axis.lines] == [[0, 1], [2, 3], [1, 2]] * 2
 
 
+def test_the_picture_of_ppo_has_its_endpoints_beside_its_lines():
+    rewards, _ = cost.recorded()
+    (axis,) = cost.of_ppo(rewards).axes
+    ends = cost.endpoints(rewards).loc["rollout"].mean()
+    assert [(text.get_text()[-4:], text.xy[1]) for text in axis.texts] == [(f"{end:.2f}", end) for end in ends]
+    assert len(axis.lines) == 22  # ten seeds and their mean, twice
+
+
 def test_its_title_is_what_the_record_holds():
     rewards, dumps = cost.recorded()
     ends = cost.endpoints(rewards).loc["rollout"].mean()
