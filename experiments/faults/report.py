@@ -59,7 +59,7 @@ def report(record: Path) -> str:
 def answers(frame: pd.DataFrame) -> pd.DataFrame:
     """The table of README.md: a row per group of dumps of all sizes, without edited columns, and how many got which answer.
 
-    A cell counts dumps with verl's default columns, and in brackets those with all. A fault without a rule has no right name.
+    It has a column for dumps with verl's default columns and one for dumps with all. A fault without a rule has no right name.
     frame: as `read` returns it.
     """
     clean, moving = frame["fault"] == "clean", frame["fault"].isin(MOVING)
@@ -68,24 +68,26 @@ def answers(frame: pd.DataFrame) -> pd.DataFrame:
     edited = frame["fault"].isin(edits.SIZES.keys() - real.SIZES.keys()) | whole
     known = ~clean & ~unruled & ~edited & ~moving
     bugs = frame[known]["fault"].map(lambda fault: NAMES.get(fault, fault)).nunique()
-    parts = {
-        "logged before temperature, or after top-p or top-k": moving,
-        f"with {bugs} other known bugs": known,
-        "with bugs that it has no rule for": unruled,
-        "without a bug": clean,
-    }
-    table = pd.DataFrame({"batches": [f"{part.sum()} {name}" for name, part in parts.items()]})
-    said = {}
-    for prefix in ("plain_", ""):
-        named = frame[f"{prefix}right"] & ~unruled & ~clean
-        silent = (frame[f"{prefix}kind"] == "consistent") & ~named
-        said[prefix] = {"alarm, right name": named, "alarm, another name or none": ~named & ~silent, "no alarm": silent}
-    for answer, plain in said["plain_"].items():
-        every = said[""][answer]
-        table[answer] = [f"{(part & plain).sum()} ({(part & every).sum()})" for part in parts.values()]
-    nameless = [bool((part & (unruled | clean)).any()) for part in parts.values()]
-    table.loc[nameless, "alarm, right name"] = "–"
-    return table
+    rows = []
+    for name, part, ruled in (
+        ("logged before temperature, or after top-p or top-k", moving, True),
+        (f"{bugs} other known bugs", known, True),
+        ("bugs that it has no rule for", unruled, False),
+        ("no bug", clean, None),
+    ):
+        row = {"what was wrong": name, "batches": int(part.sum())}
+        for prefix, columns in (("plain_", "with verl's default columns"), ("", "with all columns")):
+            kinds = frame[part][f"{prefix}kind"]
+            silent, named = (kinds == "consistent").sum(), frame[part][f"{prefix}right"].sum()
+            if ruled is None:
+                counts = {f"`{kind.upper()}`": (kinds == kind).sum() for kind in ("fault", "unknown")} | {"no alarm": silent}
+            elif ruled:
+                counts = {"named": named, "other alarms": len(kinds) - named - silent, "**missed**": silent}
+            else:
+                counts = {"alarms": len(kinds) - silent, "**missed**": silent}
+            row[columns] = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def kinds(frame: pd.DataFrame) -> pd.DataFrame:

@@ -81,7 +81,7 @@ def test_the_shown_lines_are_the_real_output_in_its_order(verdict, page):
 
 @pytest.mark.slow
 def test_the_defaults_that_it_names_are_printed(verdict):
-    named = "token weights cut at 2 to deploy the trainer's weights, none for the engine's"
+    named = "token weights cut at 2 if you deploy the trainer's weights, none if the engine's"
     assert named in " ".join(README.split())
     assert "IF YOU DEPLOY THE TRAINER'S WEIGHTS: truncate token weights at 2 (set below)" in verdict
     assert "IF YOU DEPLOY THE ENGINE'S WEIGHTS: no correction" in verdict
@@ -111,7 +111,7 @@ def test_k3_is_explained_where_it_is_first_named():
 def test_nothing_was_left_to_be_filled_in():
     """A word of four capitals or more outside the blocks is a name that the README uses, not a placeholder."""
     prose = re.sub(r"^```.*?^```|`[^`]*`|^    .*?$", "", README, flags=re.M | re.S)
-    assert set(re.findall(r"\b[A-Z]{4,}\b", prose)) <= {"JSON", "RESULTS"}
+    assert set(re.findall(r"\b[A-Z]{4,}\b", prose)) <= {"FAULT", "JSON", "RESULTS", "UNKNOWN"}
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/getting-started.md"])
@@ -134,14 +134,10 @@ def test_its_one_picture_is_of_the_recorded_runs():
     said = " ".join(README.split())
     rewards, dumps = cost.recorded()
     ends = cost.endpoints(rewards).groupby("setting").mean()
-    bug, right = ends[True], ends[False]
-    start = rewards[rewards["step"] == 0]["reward"].mean()
-    assert (
-        f"fell from a mean reward of {start:.2f} to {bug['rollout']:.2f}. With the right ones it rose to {right['rollout']:.2f}"
-        in said
-    )
-    lost = right - bug
-    assert f"truncated weights of tokens {lost['token']:.2f}, a mask of sequences {lost['sequence']:.2f}" in said
+    start, bug = rewards[rewards["step"] == 0]["reward"].mean(), ends[True]
+    assert f"fell from a mean reward of {start:.2f} to {bug['rollout']:.2f}:" in said
+    lost = ends[False] - bug
+    assert f"ended {lost['token']:.2f} and {lost['sequence']:.2f} below a run without the bug" in said
     named = dumps[dumps["bug"]].groupby("seed")["named"].unique()
     assert len(named) == 10 and all(list(names) == ["raw_logprobs"] for names in named) and "in all ten seeds" in said
 
@@ -163,35 +159,32 @@ def test_its_table_counts_the_record(record):
     edit = record["fault"].isin(edits.SIZES.keys() - real.SIZES.keys()) | whole
     clean, shown = record["fault"] == "clean", record["fault"].isin(MOVING)
     known = ~clean & ~unnamed & ~edit & ~shown
-    for name, part, ruled in (
-        ("logged before temperature, or after top-p or top-k", shown, True),
-        ("with 8 other known bugs", known, True),
-        ("with bugs that it has no rule for", unnamed, False),
-        ("without a bug", clean, False),
-    ):
-        alarms, named, passed = [], [], []
-        for prefix in ("plain_", ""):
-            alarms.append((part & (record[f"{prefix}kind"] != "consistent")).sum())
-            named.append((part & record[f"{prefix}right"]).sum() if ruled else 0)
-            passed.append(part.sum() - alarms[-1])
-        first = f"{named[0]} ({named[1]})" if ruled else "–"
-        other = f"{alarms[0] - named[0]} ({alarms[1] - named[1]})"
-        assert f"| {part.sum()} {name} | {first} | {other} | {passed[0]} ({passed[1]}) |" in README
-    said = " ".join(README.split())
-    assert f"These and [{unnamed.sum()} others]" in said
-    ruled = shown | known
-    columns, silent = [], []
-    for prefix in ("", "plain_"):
-        columns.append((ruled & record[f"{prefix}right"]).sum())
-        silent.append((ruled & (record[f"{prefix}kind"] == "consistent")).sum())
-    assert f"Of {ruled.sum()} with a known bug it named {columns[0]} and passed {silent[0]}" in said
-    assert f"from verl's default columns alone {columns[1]} and {silent[1]}" in said
-    assert len(FAULTS.names()) - 1 == 16 and "[16 known bugs]" in README  # beside the note `routing`
+    named, silent, alarms = {}, {}, {}
+    for prefix in ("plain_", ""):
+        kind = record[f"{prefix}kind"]
+        for name, part in {"shown": shown, "known": known, "unnamed": unnamed}.items():
+            named[name, prefix] = (part & record[f"{prefix}right"]).sum()
+            silent[name, prefix] = (part & (kind == "consistent")).sum()
+            alarms[name, prefix] = (part & (kind != "consistent")).sum()
+    every = " | ".join(f"{named['shown', prefix]} named" for prefix in ("plain_", ""))
+    assert f"| {shown.sum()} | {every} |" in README and not any(silent["shown", prefix] for prefix in ("plain_", ""))
+    cells = [
+        f"{named['known', prefix]} named, {alarms['known', prefix] - named['known', prefix]} other alarms, "
+        f"{silent['known', prefix]} **missed**"
+        for prefix in ("plain_", "")
+    ]
+    assert f"| 8 other known bugs | {known.sum()} | {cells[0]} | {cells[1]} |" in README
+    cells = [f"{alarms['unnamed', prefix]} alarms, {silent['unnamed', prefix]} **missed**" for prefix in ("plain_", "")]
+    assert f"| {unnamed.sum()} | {cells[0]} | {cells[1]} |" in README
+    quiet = (record[clean]["plain_kind"] == "consistent").sum()
     assert set(record[clean]["plain_kind"]) == {"consistent", "unknown"} and set(record[clean]["kind"]) == {"consistent"}
-    assert f"Of {clean.sum()} batches without a bug it called none `FAULT`" in said
+    assert f"| {clean.sum()} | {clean.sum() - quiet} `UNKNOWN`, {quiet} no alarm | {clean.sum()} no alarm |" in README
+    said = " ".join(README.split())
+    assert f"[{(shown | known | unnamed | clean).sum()} batches]" in said
+    assert len(FAULTS.names()) - 1 == 16 and "[16 known bugs]" in README  # beside the note `routing`
     called = record[record["plain_named"] == "raw_logprobs"]["fault"].value_counts()
     assert called.to_dict() == {"raw_logprobs": 25, "swapped": 7}
-    assert "of 32 called `raw_logprobs`, 7 had swapped columns" in said
+    assert "of 32 called `raw_logprobs`, 7 had the two columns swapped" in said
 
 
 @pytest.fixture(scope="module")
