@@ -120,7 +120,7 @@ def picture(rewards: pd.DataFrame) -> Figure:
 def of_ppo(rewards: pd.DataFrame) -> Figure:
     """Draw the first setting alone, with its endpoints at the ends of the lines."""
     figure, ((axis,),) = subplots(1, 1, 3.0)
-    labels = ("logged after\ntemperature: {:.2f}", "logged before it,\nvLLM's default: {:.2f}")
+    labels = ("logged after\ntemperature: {:.2f}", "logged before\ntemperature: {:.2f}")
     _draw(axis, rewards, "rollout", labels)
     ends = endpoints(rewards).loc["rollout"].mean()
     for bug, colour in COLOURS.items():
@@ -132,7 +132,7 @@ def of_ppo(rewards: pd.DataFrame) -> Figure:
     axis.set_xlabel("RL step")
     axis.set_ylabel("held-out reward")
     axis.set_title(
-        "PPO in a toy, on log-probabilities as vLLM logs them at temperature 0.7: ten seeds and their mean", fontsize=11
+        "PPO in a toy at temperature 0.7, on log-probabilities that are logged in two ways: ten seeds and their mean", fontsize=11
     )
     return figure
 
