@@ -137,7 +137,7 @@ def test_its_one_picture_is_of_the_recorded_runs():
     bug, right = ends[True], ends[False]
     assert f"ended at a reward of {bug['rollout']:.2f}, not {right['rollout']:.2f}:" in said
     lost = right - bug
-    assert f"lost {lost['token']:.2f} with truncated token weights and {lost['sequence']:.2f} with a sequence mask" in said
+    assert f"lost less: {lost['token']:.2f} with truncated token weights, {lost['sequence']:.2f} with a sequence mask" in said
     named = dumps[dumps["bug"]].groupby("seed")["named"].unique()
     assert len(named) == 10 and all(list(names) == ["raw_logprobs"] for names in named) and "in all ten seeds" in said
 
@@ -180,11 +180,12 @@ def test_its_table_counts_the_record(record):
     assert set(record[clean]["plain_kind"]) == {"consistent", "unknown"} and set(record[clean]["kind"]) == {"consistent"}
     assert f"| {clean.sum()} | {clean.sum() - quiet} `UNKNOWN`, {quiet} no alarm | {clean.sum()} no alarm |" in README
     said = " ".join(README.split())
+    assert not (record[clean][["kind", "plain_kind"]] == "fault").any(axis=None) and "No good batch got a `FAULT`" in said
     assert f"[{(shown | known | unnamed | clean).sum()} batches]" in said
     assert len(FAULTS.names()) - 1 == 16 and "[16 known bugs]" in said  # beside the note `routing`
     called = record[record["plain_named"] == "raw_logprobs"]["fault"].value_counts()
     assert called.to_dict() == {"raw_logprobs": 25, "swapped": 7}
-    assert "of 32 called `raw_logprobs`, 7 had the two columns swapped" in said
+    assert "of 32 called `raw_logprobs`, 7 had vLLM's and the trainer's column swapped" in said
 
 
 @pytest.fixture(scope="module")
