@@ -136,10 +136,17 @@ def test_its_one_picture_is_of_the_recorded_runs():
     ends = cost.endpoints(rewards).groupby("setting").mean()
     bug, right = ends[True], ends[False]
     assert len(set(right.round(2))) == 1 and f"without the bug {right.mean():.2f}" in said
-    for place, setting in (("`old_log_probs`", "rollout"), ("weights of tokens", "token"), ("mask of sequences", "sequence")):
+    for place, setting in (("`old_log_probs`", "rollout"), ("`rollout_is=token`", "token"), ("mask of sequences", "sequence")):
         assert re.search(rf"\| [^|]*{place}[^|]* \| {bug[setting]:.2f}[ ,]", said)
     named = dumps[dumps["bug"]].groupby("seed")["named"].unique()
-    assert len(named) == 10 and all(list(names) == ["raw_logprobs"] for names in named) and "of all ten seeds" in said
+    assert (
+        len(named) == 10
+        and all(list(names) == ["raw_logprobs"] for names in named)
+        and "of all ten seeds" in said
+        and said.count("lower in each of ten seeds") == 2
+    )
+    every = cost.endpoints(rewards)
+    assert (every[True] < every[False]).all()
 
 
 def test_the_page_of_its_picture_has_the_table_that_the_command_prints():
