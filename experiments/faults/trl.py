@@ -1,7 +1,8 @@
 """`python -m experiments.faults.trl [FOLDER]`: print what replay says of first batches of TRL's own trainer, from the record.
 
 With FOLDER the batches are made there first, those that are missing, and recorded. TRL's GRPOTrainer and its own vLLM sample
-SmolLM2-135M; `make llm vllm .venv/oracles/installed` installs them. A batch takes a process of a minute.
+SmolLM2-135M; `make llm vllm .venv/oracles/installed` installs them. A batch takes a process of two minutes. A folder keeps what
+an earlier version of this file made: name a new one after a change.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ RECORD = Path(__file__).parents[1] / "study" / "trl" / "first.csv"
 ORACLES = Path(".venv/oracles")
 """Where TRL is installed: apart, since it would bring other versions of packages into the environment."""
 MODEL = Path("models/smollm2")
-SEEDS = (1700, 1701, 1702)
+SEEDS = (1710, 1711, 1712)
 RESPONSES, SAMPLES, TOKENS = 128, 4, 24
 """Number of responses in a batch, of responses to a prompt, and maximum number of tokens in a response."""
+FOUND = 3
+"""Exit code of replay where the log-probabilities have a fault or are not explained by rounding."""
 
 
 class Setting(NamedTuple):
-    """Keys of GRPOConfig, the mode in which TRL's vLLM logs, and the answer that is right: "" for an alarm of any name."""
+    """Keys of GRPOConfig, the right answer, and the mode in which TRL's vLLM logs. expected: "" where no fault has this name."""
 
     keys: dict[str, Any]
     expected: str
@@ -52,8 +55,12 @@ asked for before its pull request 4163, and what a vLLM server does that is star
 ASKED = [
     f"Name {number} {things}."
     for number in ("three", "four", "five", "six")
-    for things in ("animals", "cities", "fruits", "colours", "tools", "rivers", "sports", "jobs")
-]
+    for things in (
+        "animals", "cities", "fruits", "colours", "tools", "rivers", "sports", "jobs", "birds", "trees", "games", "songs",
+        "countries", "flowers", "dishes", "drinks", "planets", "metals", "languages", "hobbies", "fish", "clothes", "toys", "spices",
+    )
+]  # fmt: skip
+"""The prompts, of which a batch has a third, chosen by its seed."""
 
 
 def dump(setting: Setting, seed: int, folder: Path) -> None:
@@ -71,8 +78,8 @@ def dump(setting: Setting, seed: int, folder: Path) -> None:
     from faultline.integrations.trl import record
 
     theirs = engine.LLM
-    engine.LLM = lambda **options: theirs(**options | {"logprobs_mode": setting.logprobs_mode})
-    # vLLM has the weights of the checkpoint already, and TRL's way to load them into it needs a GPU.
+    engine.LLM = lambda **options: theirs(**options | {"logprobs_mode": setting.logprobs_mode, "seed": seed})  # TRL's is 0
+    # vLLM has the checkpoint's weights already. On a CPU it packs them, and TRL's way to load others finds nothing to load into.
     engine.VLLMGeneration.sync_weights = lambda self: None
     config = GRPOConfig(
         output_dir=str(folder), use_cpu=True, bf16=False, report_to=[], save_strategy="no", seed=seed,
@@ -106,10 +113,13 @@ def made(root: Path) -> pd.DataFrame:
             process = get_context("spawn").Process(target=dump, args=(SETTINGS[name], seed, folder))
             process.start()
             process.join()
-            if process.exitcode:
-                raise UserError(f"{name}, seed {seed}: TRL's trainer ended with code {process.exitcode}")
+            if process.exitcode or not list(folder.glob("step-*.parquet")):
+                raise UserError(f"{name}, seed {seed}: TRL's trainer left no batch, code {process.exitcode}")
         replay = [sys.executable, "-m", "faultline", "replay", str(folder), "--precision", "bf16", "--json"]
-        said = json.loads(subprocess.run(replay, stdout=subprocess.PIPE, text=True).stdout)
+        done = subprocess.run(replay, stdout=subprocess.PIPE, text=True)
+        if done.returncode not in (0, FOUND):
+            raise UserError(f"{folder}: replay ended with code {done.returncode}")
+        said = json.loads(done.stdout)
         found, statistics = said["diagnosis"], said["diagnosis"]["statistics"]
         numbers = {"responses": int(statistics["size/responses"]), "tokens": int(statistics["size/tokens"])}
         numbers |= {"mean_ratio": found["mean_ratio"], "z": statistics["identity/z"], "k3": statistics["tails/k3"]}
@@ -124,14 +134,14 @@ def table(record: pd.DataFrame) -> pd.DataFrame:
     for name, part in record.groupby("setting", sort=False):
         expected = SETTINGS[str(name)].expected
         answers = part["named"].where(part["named"] != "", part["kind"])
-        right = answers == expected if expected else answers != "consistent"
+        right = f"{(answers == expected).sum()} of {len(part)}" if expected else "no name is right"
         rows.append(
             {
                 "TRL's setting": name,
                 "mean ratio": f"{part['mean_ratio'].min():.3f} to {part['mean_ratio'].max():.3f}",
                 "K3": f"{part['k3'].min():.1e} to {part['k3'].max():.1e}",
                 "answers": ", ".join(f"{count} {answer}" for answer, count in answers.value_counts(sort=False).items()),
-                "right": f"{right.sum()} of {len(part)}",
+                "right": right,
             }
         )
     return pd.DataFrame(rows)
