@@ -1,7 +1,7 @@
 """Fault `raw_logprobs`: the sampler logs its probabilities as they are before it applies the temperature."""
 
 from algos.diagnostics.evidence import Statistics
-from algos.faults.base import FILTERED, OFF, PRIME, SIZE, SURE, TRL, VERL, VLLM, VLLM_MODE, Fault, beyond
+from algos.faults.base import FILTERED, OFF, PRIME, SIZE, SURE, TRL, UNCUT, VERL, VLLM, VLLM_MODE, Fault, beyond
 
 EXPLAINED = 0.2
 """Minimum share of the variance of logit π − logit μ that the regression of logit π on logit μ must explain for the fault."""
@@ -23,8 +23,8 @@ def _signature(s: Statistics) -> float | None:
 def _evidence(s: Statistics) -> str:
     slope = s["slope/temperature"]
     return (
-        f"as if sampled at a temperature of about {1 / slope:.2f} and logged at 1: the trainer's logits are {slope:.2f} times the logged "
-        f"ones, and the mean ratio is {s['identity/mean']:.3f}, {s['identity/z']:.0f} standard errors from 1"
+        f"as if sampled at a temperature of about {1 / slope:.2f} and logged at 1: the trainer's logits are {slope:.2f} times "
+        f"the logged ones, and the mean ratio is {s['identity/mean']:.3f}, {s['identity/z']:.0f} standard errors from 1"
     )
 
 
@@ -35,11 +35,12 @@ FAULT = Fault(
     _signature,
     _evidence,
     {
-        "vLLM": VLLM_MODE + "; set processed_logprobs, top_p=1 and top_k=-1",
+        "vLLM": VLLM_MODE + "; set processed_logprobs",
         "verl": "actor_rollout_ref.rollout.logprobs_mode=processed_logprobs, its default, and rollout.temperature on both sides",
         "SkyRL": "generator.inference_engine.engine_init_kwargs.logprobs_mode=processed_logprobs; not set, vLLM's default",
         "TRL": "temperature, and --logprobs-mode processed_logprobs of a vLLM server that TRL did not start",
         "prime-rl": "logprobs_mode of the inference server: processed_logprobs is set unless another is",
+        "cuts": UNCUT,
         "columns": "whether logp_rollout and logp_old were exchanged, as in 7 of 32 batches of our record with this answer",
         "filters": FILTERED,
     },

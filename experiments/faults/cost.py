@@ -93,13 +93,13 @@ def table(rewards: pd.DataFrame, dumps: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _draw(axis: Axes, rewards: pd.DataFrame, setting: str, labels: tuple[str, str]) -> None:
+def _draw(axis: Axes, rewards: pd.DataFrame, setting: str) -> None:
     """Draw a setting's held-out reward along the run, each seed thin and their mean thick, without the bug and with it."""
     for bug, colour in COLOURS.items():
         own = rewards[(rewards["setting"] == setting) & (rewards["bug"] == bug)]
         seeds = own.pivot(index="step", columns="seed", values="reward")
         axis.plot(seeds, color=colour, linewidth=0.7, alpha=0.5)
-        axis.plot(seeds.mean(axis=1), color=colour, linewidth=2.5, label=labels[bug])
+        axis.plot(seeds.mean(axis=1), color=colour, linewidth=2.5, label=f"with{'' if bug else 'out'} the bug, mean")
 
 
 def picture(rewards: pd.DataFrame) -> Figure:
@@ -107,7 +107,7 @@ def picture(rewards: pd.DataFrame) -> Figure:
     figure, (axes,) = subplots(1, len(SETTINGS), 3.2, sharey=True)
     ends = endpoints(rewards)
     for axis, (setting, name) in zip(axes, SETTINGS.items(), strict=True):
-        _draw(axis, rewards, setting, ("without the bug, mean", "with the bug, mean"))
+        _draw(axis, rewards, setting)
         right, bug = (ends.loc[setting, bug].mean() for bug in (False, True))
         axis.set_title(f"{name}: {right:.2f} → {bug:.2f}", fontsize=9)
         axis.set_xlabel("RL step, temperature 0.7")
@@ -120,20 +120,15 @@ def picture(rewards: pd.DataFrame) -> Figure:
 def of_ppo(rewards: pd.DataFrame) -> Figure:
     """Draw the first setting alone, with its endpoints at the ends of the lines."""
     figure, ((axis,),) = subplots(1, 1, 3.0)
-    labels = ("logged after\ntemperature: {:.2f}", "logged before\ntemperature: {:.2f}")
-    _draw(axis, rewards, "rollout", labels)
+    _draw(axis, rewards, "rollout")
     ends = endpoints(rewards).loc["rollout"].mean()
     for bug, colour in COLOURS.items():
-        said = labels[bug].format(ends[bug])
-        axis.annotate(
-            said, (1.01, ends[bug]), xycoords=("axes fraction", "data"), va="center", color=colour, fontsize=11, weight="bold"
-        )
+        said, place = f"logged {'before' if bug else 'after'}\ntemperature: {ends[bug]:.2f}", (1.01, ends[bug])
+        axis.annotate(said, place, xycoords=("axes fraction", "data"), va="center", color=colour, fontsize=11, weight="bold")
     axis.margins(x=0)
     axis.set_xlabel("RL step")
     axis.set_ylabel("held-out reward")
-    axis.set_title(
-        "PPO in a toy at temperature 0.7, on log-probabilities that are logged in two ways: ten seeds and their mean", fontsize=11
-    )
+    axis.set_title("PPO in a toy at temperature 0.7: ten seeds and their mean", fontsize=11)
     return figure
 
 

@@ -56,6 +56,9 @@ def report(record: Path) -> str:
     return "\n\n".join(map(markdown, tables))
 
 
+PLAIN, ALL = "from verl's default columns", "with tokens, entropies and a good run's batch too, where possible"
+
+
 def answers(frame: pd.DataFrame) -> pd.DataFrame:
     """The table of README.md: a row per group of dumps of all sizes, without edited columns, and how many got which answer.
 
@@ -76,7 +79,7 @@ def answers(frame: pd.DataFrame) -> pd.DataFrame:
         ("no bug", clean, None),
     ):
         row = {"what was wrong": name, "batches": int(part.sum())}
-        for prefix, columns in (("plain_", "with verl's default columns"), ("", "with all columns")):
+        for prefix, columns in (("plain_", PLAIN), ("", ALL)):
             kinds = frame[part][f"{prefix}kind"]
             silent, named = (kinds == "consistent").sum(), frame[part][f"{prefix}right"].sum()
             if ruled is None:

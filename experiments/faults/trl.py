@@ -57,7 +57,8 @@ ASKED = [
     for number in ("three", "four", "five", "six")
     for things in (
         "animals", "cities", "fruits", "colours", "tools", "rivers", "sports", "jobs", "birds", "trees", "games", "songs",
-        "countries", "flowers", "dishes", "drinks", "planets", "metals", "languages", "hobbies", "fish", "clothes", "toys", "spices",
+        "countries", "flowers", "dishes", "drinks", "planets", "metals", "languages", "hobbies", "fish", "clothes", "toys",
+        "spices",
     )
 ]  # fmt: skip
 """The prompts, of which a batch has a third, chosen by its seed."""
