@@ -82,12 +82,13 @@ def answers(frame: pd.DataFrame) -> pd.DataFrame:
         for prefix, columns in (("plain_", PLAIN), ("", ALL)):
             kinds = frame[part][f"{prefix}kind"]
             silent, named = (kinds == "consistent").sum(), frame[part][f"{prefix}right"].sum()
+            unknown = {"`UNKNOWN`": (kinds == "unknown").sum()}
             if ruled is None:
-                counts = {f"`{kind.upper()}`": (kinds == kind).sum() for kind in ("fault", "unknown")} | {"no alarm": silent}
+                counts = {"`FAULT`": (kinds == "fault").sum()} | unknown | {"no alarm": silent}
             elif ruled:
                 counts = {"named": named, "other alarms": len(kinds) - named - silent, "**missed**": silent}
             else:
-                counts = {"alarms": len(kinds) - silent, "**missed**": silent}
+                counts = unknown | {"called another bug": (kinds == "fault").sum(), "**missed**": silent}
             row[columns] = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
         rows.append(row)
     return pd.DataFrame(rows)

@@ -142,7 +142,7 @@ def test_its_one_picture_is_of_the_recorded_runs():
         assert re.search(rf"\| [^|]*{place}[^|]* \| {bug[setting]:.2f}[ ,]", said)
     named = dumps[dumps["bug"]].groupby("seed")["named"].unique()
     assert len(named) == 10 and all(list(names) == ["raw_logprobs"] for names in named) and "of all ten seeds" in said
-    assert "0.80, lower in each of ten seeds" in said and "0.82, lower in each; at ten tokens a response" in said
+    assert "0.80, lower in each of ten seeds" in said and "0.82, lower in each; longer responses would be dropped" in said
     every = cost.endpoints(rewards)
     assert (every[True] < every[False]).all()
 
@@ -180,7 +180,12 @@ def test_its_table_counts_the_record(record):
         for prefix in ("plain_", "")
     ]
     assert f"| 8 other known bugs | {known.sum()} | {cells[0]} | {cells[1]} |" in README
-    cells = [f"{alarms['unnamed', prefix]} alarms, {silent['unnamed', prefix]} **missed**" for prefix in ("plain_", "")]
+    other = {prefix: (unnamed & (record[f"{prefix}kind"] == "fault")).sum() for prefix in ("plain_", "")}
+    cells = [
+        f"{alarms['unnamed', prefix] - other[prefix]} `UNKNOWN`, {other[prefix]} called another bug, "
+        f"{silent['unnamed', prefix]} **missed**"
+        for prefix in ("plain_", "")
+    ]
     assert f"| {unnamed.sum()} | {cells[0]} | {cells[1]} |" in README
     quiet = (record[clean]["plain_kind"] == "consistent").sum()
     assert set(record[clean]["plain_kind"]) == {"consistent", "unknown"} and set(record[clean]["kind"]) == {"consistent"}
@@ -188,13 +193,16 @@ def test_its_table_counts_the_record(record):
     said = " ".join(README.split())
     assert (
         not (record[clean][["kind", "plain_kind"]] == "fault").any(axis=None)
-        and f"none of [{clean.sum()} good batches, of about 35 sources]" in said
+        and f"[None of {clean.sum()} good batches](#how-often-is-it-right), of about 35 sources, got a `FAULT`" in said
     )
-    assert f"[{(shown | known | unnamed | clean).sum()} batches]" in said
+    assert f"On {(shown | known | unnamed | clean).sum()} of [the record's batches]" in said
+    assert f"Another {edit.sum()} have edited columns" in said and edit.sum() + (shown | known | unnamed | clean).sum() == len(
+        record
+    )
     assert len(FAULTS.names()) - 1 == 16 and "[16 known bugs]" in said  # beside the note `routing`
     called = record[record["plain_named"] == "raw_logprobs"]["fault"].value_counts()
     assert called.to_dict() == {"raw_logprobs": 25, "swapped": 7}
-    assert "Of 32 called `raw_logprobs`, 7 had vLLM's and the trainer's numbers swapped" in said
+    assert "Of 32 called `raw_logprobs`, 7 had swapped columns" in said
 
 
 @pytest.fixture(scope="module")

@@ -63,13 +63,13 @@ def answer(
     advice = advisor.propose(None if control is None else control.thresholds)
     name = EXAMPLES[example_name] if example_name else printable(path.resolve().name)
     diagnosis, tokens = evidence.diagnosis()
-    verdict = judge(name, replayed, control, advice, target, diagnosis, None if chosen else KNOWN)
+    verdict = judge(name, replayed, control, advice, target, diagnosis, None if chosen else KNOWN, evidence.copied(diagnosis))
     verdict = detailed(gated(verdict, gates, advice), tokens)
     lasting = persistence(Dump(path, skip_bad=skip_bad))
     rules = records.verdict()
     answered = answers(verdict, lasting, rules, list(rules) if deploy is None else [deploy])
     limits = [f"Persistence: {lasting.why}."] if lasting.value is None else []
-    if diagnosis.kind == "consistent":
+    if diagnosis.kind == "consistent" and not verdict.diagnosis.copied:
         limits += [note for note in (evidence.note(diagnosis), evidence.untested()) if note]
     more: dict[str, Any] = {"deployed": answered, "persistence": lasting.value, "persistence_note": lasting.why}
     more |= {"limitations": [*limits, *verdict.limitations], "compared": compared(diagnosis, evidence.facts)}

@@ -24,10 +24,8 @@ UNCOMPARED = "K3 was not compared with rounding: give --precision or --baseline.
 """Note on a dump without a fault if neither its precision nor a baseline dump is known. A K3 up to 1 then counts as rounding."""
 LAGGING = "All responses begin with older weights: --precision and --baseline were not used."
 """Note on a dump without a fault if its precision or a baseline is known, and no token is fresh (`algos.faults.diagnose`)."""
-EQUAL = "Every ratio is exactly 1. Is logp_old a copy of logp_rollout, as in verl's bypass mode? Then nothing was tested."
-"""Note on a dump whose two columns are equal to the bit, unless its run or --precision says fp32."""
-NOTES = (UNCOMPARED, LAGGING, EQUAL)
-"""The notes on a K3 that was not compared, or tells nothing. A verdict has one among its limitations; the terminal prints it."""
+NOTES = (UNCOMPARED, LAGGING)
+"""The notes on a K3 that was not compared. A verdict has one among its limitations; the terminal prints it."""
 UNTESTED = "Not tested well, for lack of"
 """Begin of the note on tests that need columns which the dump lacks. The terminal prints it in any case too."""
 
@@ -100,11 +98,13 @@ class Evidence:
         missed += ["whether weights were old"] if "advantages" in lacking else []
         return f"{UNTESTED} {', '.join(lacking)}: {', and '.join(missed)}."
 
-    def note(self, found: Diagnosis) -> str | None:
-        """Say why K3 tells nothing or was not compared with a precision or baseline; None if it was, or if none is asked for."""
+    def copied(self, found: Diagnosis) -> bool:
+        """Whether both columns are equal to the bit. Those of an exact control in fp32 are, and its precision says so."""
         moved = found.statistics["identity/below"], found.statistics["identity/above"]
-        if moved == (0.0, 0.0) and self.facts.precision != "fp32":
-            return EQUAL
+        return moved == (0.0, 0.0) and self.facts.precision != "fp32"
+
+    def note(self, found: Diagnosis) -> str | None:
+        """Say why K3 was not compared with a precision or baseline; None if it was, or if none is asked for."""
         if self.uncompared:
             return UNCOMPARED
         named = self.facts.precision is not None or self.facts.baseline is not None

@@ -149,6 +149,8 @@ def diagnosis_lines(d: DiagnosisSummary) -> list[str]:
 
 def first_line(d: DiagnosisSummary) -> str:
     """Return the diagnosis in one line of any length."""
+    if d.copied:
+        return "NOT TESTED  Every ratio is exactly 1: is logp_old a copy of logp_rollout, as in verl's bypass mode?"
     if d.consistent:
         told = "consistent" if d.tells else "too few prompts for a standard error"
         return f"LOG-PROBABILITIES  {told}: {mean_ratio(d)}"

@@ -118,6 +118,7 @@ class DiagnosisSummary(_Part):
     power: float | None = Field(description="distance of the mean ratio from 1 that this dump would have shown")
     strength: float = Field(description="how far the statistics are beyond the thresholds of the fault, at least 1; 0 of none")
     statistics: dict[str, float | None] = Field(description="all that were computed, as algos.diagnostics explains them")
+    copied: bool = Field(default=False, description="both columns are equal to the bit, so that nothing was tested")
     mean_ratio_by: list[MeanRatio] = Field(default=[], description="mean of ρ by place, log μ, turn and version")
 
     @property
@@ -127,8 +128,8 @@ class DiagnosisSummary(_Part):
 
     @property
     def tells(self) -> bool:
-        """Whether the mean ratio has a standard error, so that the test for faults could fail. This takes four prompts."""
-        return self.error is not None
+        """Whether the test for faults could fail: the mean ratio has a standard error, of four prompts, and of two columns."""
+        return self.error is not None and not self.copied
 
 
 class PresetEffect(_Part):
@@ -221,13 +222,15 @@ def judge(
     target: Target,
     found: diagnose.Diagnosis,
     shown: Container[str] | None = None,
+    copied: bool = False,
 ) -> Verdict:
     """Judge a replayed dump and return its verdict.
 
     null: replay of a dump without mismatch. advice: the bounds proposed for `target`. found: the diagnosis of the dump; no
     correction is proposed unless it is "consistent". shown: names of the presets to list; None for all.
+    copied: whether both columns of log-probabilities are one.
     """
-    diagnosis = diagnosed(found)
+    diagnosis = diagnosed(found, copied)
     m = replayed.mismatch
     mismatch = Mismatch(
         k1=m["rollout_corr/kl"],
@@ -243,6 +246,8 @@ def judge(
     if not diagnosis.consistent:
         unnamed = COMPARE_FIRST if found.check == diagnose.BY_SIZE else UNNAMED
         by_size, reason, proposal = "not asked", MEND_FIRST if diagnosis.fault else unnamed, None
+    elif copied:
+        by_size, reason, proposal = "undecided", "Dump a batch whose logp_old the trainer computed, and replay.", None
     elif not diagnosis.tells:
         by_size, reason, proposal = "undecided", "Dump at least four prompts, better a thousand responses.", None
     elif replayed.fills:
@@ -277,7 +282,7 @@ def gated(verdict: Verdict, gates: Sequence[Gate], advice: Advice) -> Verdict:
     return verdict.model_copy(update={"gates": results})
 
 
-def diagnosed(found: diagnose.Diagnosis) -> DiagnosisSummary:
+def diagnosed(found: diagnose.Diagnosis, copied: bool = False) -> DiagnosisSummary:
     """Return a diagnosis as a verdict shows it. A statistic that the dump cannot tell is None."""
     mean, error = found.statistics["identity/mean"], found.statistics["identity/error"]
     return DiagnosisSummary(
@@ -291,6 +296,7 @@ def diagnosed(found: diagnose.Diagnosis) -> DiagnosisSummary:
         error=_or_none(error),
         power=_or_none(found.power),
         strength=found.strength,
+        copied=copied,
         statistics={name: _or_none(value) for name, value in found.statistics.items()},
     )
 

@@ -19,7 +19,7 @@ from faultline.tools.replay import evidence, terminal
 from faultline.tools.replay.advice import Advisor, Target
 from faultline.tools.replay.collect import collect
 from faultline.tools.replay.effect import padded
-from faultline.tools.replay.evidence import EQUAL, Evidence, known
+from faultline.tools.replay.evidence import Evidence, known
 from faultline.tools.replay.example import SOUND, example
 from faultline.tools.replay.presets import presets
 from faultline.tools.replay.sources import Dump
@@ -194,8 +194,11 @@ def test_a_copied_column_is_asked_about(words, asked, tmp_path, capsys):
     """As in verl's bypass mode. In fp32 an exact control has equal columns too."""
     rows = [{"group": i // 4, "logp_rollout": [-0.5 - 0.01 * i, -1.0], "logp_old": [-0.5 - 0.01 * i, -1.0]} for i in range(40)]
     (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    main(["replay", str(tmp_path / "mine.jsonl"), *words])
-    assert (EQUAL in " ".join(capsys.readouterr().out.split())) == asked
+    main(["replay", str(tmp_path / "mine.jsonl"), *words, "--junit", str(tmp_path / "junit.xml")])
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("NOT TESTED  Every ratio is exactly 1" if asked else "LOG-PROBABILITIES  consistent")
+    assert any(line.startswith("IF YOU DEPLOY") for line in printed) != asked
+    assert ('errors="1"' in (tmp_path / "junit.xml").read_text()) == asked
 
 
 def run_folder(path, **rollout):
