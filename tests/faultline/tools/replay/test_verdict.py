@@ -420,7 +420,7 @@ def test_the_page_of_a_fault_has_its_name_whole_and_what_to_check_in_sight(tmp_p
     assert " ".join(heading.split()) == f"FAULT raw_logprobs: {found['evidence']}"
     table = page.split("What to check</h2>")[1].split("</section>")[0]
     assert (
-        len(found["check"]) == 7
+        len(found["check"]) == 8
         and all(what in html.unescape(table) for what in found["check"].values())
         and "<details" not in table
     )
