@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from experiments.faults import trl
+from tests.oracles import trl_batches
 
 
 def rows(setting: str, answers: list[tuple[str, str]]) -> list[dict]:
@@ -18,7 +18,7 @@ def test_the_table_by_hand():
     frame = pd.DataFrame(
         rows("top_p 0.9", found) + rows("repetition_penalty 1.2", found[2:]) + rows("temperature 1", [("consistent", "")])
     )
-    table = trl.table(frame).set_index("TRL's setting")
+    table = trl_batches.table(frame).set_index("TRL's setting")
     assert table.loc["top_p 0.9"].tolist() == [
         "1.000 to 1.200", "1.0e-02 to 1.0e+00", "1 truncated_sampling, 1 swapped, 1 unknown", "1 of 3",
     ]  # fmt: skip

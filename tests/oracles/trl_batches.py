@@ -1,4 +1,4 @@
-"""`python -m experiments.faults.trl [FOLDER]`: print what replay says of first batches of TRL's own trainer, from the record.
+"""`python -m tests.oracles.trl_batches [FOLDER]`: print what replay says of first batches of TRL's own trainer, from the record.
 
 With FOLDER the batches are made there first, those that are missing, and recorded. TRL's GRPOTrainer and its own vLLM sample
 SmolLM2-135M; `make llm vllm .venv/oracles/installed` installs them. A batch takes a process of two minutes. A folder keeps what
@@ -22,7 +22,7 @@ from harness.boundary import command
 from harness.errors import UserError
 from harness.progress import Progress
 
-RECORD = Path(__file__).parents[1] / "study" / "trl" / "first.csv"
+RECORD = Path(__file__).parents[2] / "experiments/study/trl/first.csv"
 ORACLES = Path(".venv/oracles")
 """Where TRL is installed: apart, since it would bring other versions of packages into the environment."""
 MODEL = Path("models/smollm2")
