@@ -117,7 +117,7 @@ def ratio(a: float, b: float) -> float:
 
 
 VLLM_MODE = "--logprobs-mode: raw_logprobs, the default, logs before temperature, penalties, top-p and top-k"
-UNCUT = "leave top-p, top-k, min-p and penalties off: the trainer does not apply them, and processed log-probabilities have them"
+UNCUT = "top-p, top-k, min-p and penalties off: processed log-probabilities have them, the trainer's have not"
 """What must hold besides where `processed_logprobs` are logged."""
 VERL = "verl-project/verl 1dda039b9"
 SKYRL = "NovaSky-AI/SkyRL a9564572e"

@@ -7,7 +7,7 @@ from tests.oracles import trl_batches
 
 def rows(setting: str, answers: list[tuple[str, str]]) -> list[dict]:
     return [
-        {"setting": setting, "kind": kind, "named": named, "mean_ratio": 1 + 0.1 * place, "k3": 10.0**-place}
+        {"setting": setting, "kind": kind, "named": named, "mean_ratio": 1 + 0.1 * place, "z": 2.0 * place, "k3": 10.0**-place}
         for place, (kind, named) in enumerate(answers)
     ]
 
@@ -20,6 +20,6 @@ def test_the_table_by_hand():
     )
     table = trl_batches.table(frame).set_index("TRL's setting")
     assert table.loc["top_p 0.9"].tolist() == [
-        "1.000 to 1.200", "1.0e-02 to 1.0e+00", "1 truncated_sampling, 1 swapped, 1 unknown", "1 of 3",
+        "1.0000 to 1.2000", "0.0 to 4.0", "1.0e-02 to 1.0e+00", "1 truncated_sampling, 1 swapped, 1 unknown", "1 of 3",
     ]  # fmt: skip
     assert table["right"].tolist() == ["1 of 3", "no name is right", "1 of 1"]

@@ -1,8 +1,8 @@
 """`python -m tests.oracles.trl_batches [FOLDER]`: print what replay says of first batches of TRL's own trainer, from the record.
 
 With FOLDER the batches are made there first, those that are missing, and recorded. TRL's GRPOTrainer and its own vLLM sample
-SmolLM2-135M; `make llm vllm .venv/oracles/installed` installs them. A batch takes a process of two minutes. A folder keeps what
-an earlier version of this file made: name a new one after a change.
+SmolLM2-135M; `make llm vllm .venv/oracles/installed` installs them. A batch takes a process of two minutes. Start one command at
+a time: TRL's rendezvous has one port. A folder keeps what an earlier version of this file made: name a new one after a change.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from harness.boundary import command
 from harness.errors import UserError
 from harness.progress import Progress
 
-RECORD = Path(__file__).parents[2] / "experiments/study/trl/first.csv"
-ORACLES = Path(".venv/oracles")
+ROOT = Path(__file__).parents[2]
+RECORD = ROOT / "experiments/study/trl/first.csv"
+ORACLES = ROOT / ".venv/oracles"
 """Where TRL is installed: apart, since it would bring other versions of packages into the environment."""
-MODEL = Path("models/smollm2")
+MODEL = ROOT / "models/smollm2"
 SEEDS = (1710, 1711, 1712)
 RESPONSES, SAMPLES, TOKENS = 128, 4, 24
 """Number of responses in a batch, of responses to a prompt, and maximum number of tokens in a response."""
@@ -50,8 +51,9 @@ SETTINGS = {
     "min_p 0.1": Setting({"min_p": 0.1}, "truncated_sampling"),
     "repetition_penalty 1.2": Setting({"repetition_penalty": 1.2}, ""),
 }
-"""All but the third are settings of a user of TRL 1.16.0, which asks vLLM for processed log-probabilities. The third is what TRL
-asked for before its pull request 4163, and what a vLLM server does that is started without `--logprobs-mode`."""
+"""All but the third are keys of a user of TRL 1.16.0, which asks vLLM for processed log-probabilities. The third is what it asked
+for before its pull request 4163, and what a vLLM server does that is started without `--logprobs-mode`. In each the seed of
+TRL's vLLM and the first sync of weights are replaced (`dump`)."""
 ASKED = [
     f"Name {number} {things}."
     for number in ("three", "four", "five", "six")
@@ -139,7 +141,8 @@ def table(record: pd.DataFrame) -> pd.DataFrame:
         rows.append(
             {
                 "TRL's setting": name,
-                "mean ratio": f"{part['mean_ratio'].min():.3f} to {part['mean_ratio'].max():.3f}",
+                "mean ratio": f"{part['mean_ratio'].min():.4f} to {part['mean_ratio'].max():.4f}",
+                "z": f"{part['z'].min():.1f} to {part['z'].max():.1f}",
                 "K3": f"{part['k3'].min():.1e} to {part['k3'].max():.1e}",
                 "answers": ", ".join(f"{count} {answer}" for answer, count in answers.value_counts(sort=False).items()),
                 "right": right,

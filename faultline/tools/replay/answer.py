@@ -17,7 +17,7 @@ from faultline.tools.replay import page, terminal
 from faultline.tools.replay.advice import Advisor, Target
 from faultline.tools.replay.collect import Replayed, collect
 from faultline.tools.replay.deployed import answers
-from faultline.tools.replay.evidence import Evidence, known
+from faultline.tools.replay.evidence import Evidence, known, of_run
 from faultline.tools.replay.example import EXAMPLES, PRECISIONS, SOUND, example
 from faultline.tools.replay.gate import Gate
 from faultline.tools.replay.junit import write_junit
@@ -63,14 +63,15 @@ def answer(
     advice = advisor.propose(None if control is None else control.thresholds)
     name = EXAMPLES[example_name] if example_name else printable(path.resolve().name)
     diagnosis, tokens = evidence.diagnosis()
-    verdict = judge(name, replayed, control, advice, target, diagnosis, None if chosen else KNOWN, evidence.copied(diagnosis))
+    copied = of_run(path) is None and evidence.copied(diagnosis)  # a run of Faultline scores its samples again
+    verdict = judge(name, replayed, control, advice, target, diagnosis, None if chosen else KNOWN, copied)
     verdict = detailed(gated(verdict, gates, advice), tokens)
     lasting = persistence(Dump(path, skip_bad=skip_bad))
     rules = records.verdict()
     answered = answers(verdict, lasting, rules, list(rules) if deploy is None else [deploy])
     limits = [f"Persistence: {lasting.why}."] if lasting.value is None else []
-    if diagnosis.kind == "consistent" and not verdict.diagnosis.copied:
-        limits += [note for note in (evidence.note(diagnosis), evidence.untested()) if note]
+    if diagnosis.kind == "consistent":
+        limits += [note for note in (None if copied else evidence.note(diagnosis), evidence.untested()) if note]
     more: dict[str, Any] = {"deployed": answered, "persistence": lasting.value, "persistence_note": lasting.why}
     more |= {"limitations": [*limits, *verdict.limitations], "compared": compared(diagnosis, evidence.facts)}
     verdict = verdict.model_copy(update=more)

@@ -50,15 +50,21 @@ def _k3(baseline: Path) -> float:
     found, _ = evidence.diagnosis()
     if found.kind != "consistent":
         raise UserError(f"--baseline {baseline}: {found}; give a dump of this model without a fault")
+    if evidence.copied(found):
+        raise UserError(f"--baseline {baseline}: every ratio is exactly 1; give a dump whose logp_old the trainer computed")
     if not found.power < math.inf:
         raise UserError(f"--baseline {baseline}: too few prompts to tell whether it has a fault; give at least {FEWEST}")
     return found.statistics["tails/k3"]
 
 
+def of_run(path: Path) -> Path | None:
+    """The run folder that a dump lies in, or None. path: as of `known`."""
+    return next((f for f in (path, *path.parents[:2]) if (f / "config.json").is_file() and (f / "dumps").is_dir()), None)
+
+
 def _configured(path: Path) -> RunFacts:
     """Read what explains a dump's mismatch from the config of its run; `RunFacts()` if there is no run or no sound config."""
-    run = next((f for f in (path, *path.parents[:2]) if (f / "config.json").is_file() and (f / "dumps").is_dir()), None)
-    if run is None:
+    if (run := of_run(path)) is None:
         return RunFacts()
     try:
         return run_facts(RunFolder(run).read("config.json"))
@@ -99,9 +105,9 @@ class Evidence:
         return f"{UNTESTED} {', '.join(lacking)}: {', and '.join(missed)}."
 
     def copied(self, found: Diagnosis) -> bool:
-        """Whether both columns are equal to the bit. Those of an exact control in fp32 are, and its precision says so."""
+        """Whether the columns of a dump without a fault are equal to the bit, and no --precision fp32 says that they may be."""
         moved = found.statistics["identity/below"], found.statistics["identity/above"]
-        return moved == (0.0, 0.0) and self.facts.precision != "fp32"
+        return found.kind == "consistent" and moved == (0.0, 0.0) and self.facts.precision != "fp32"
 
     def note(self, found: Diagnosis) -> str | None:
         """Say why K3 was not compared with a precision or baseline; None if it was, or if none is asked for."""

@@ -17,7 +17,8 @@ ELEMENTS = {"fail": "failure", "undecided": "error"}
 def write_junit(path: Path, verdict: Verdict) -> None:
     """Write a JUnit file with a test case for the diagnosis, and one for each gate.
 
-    A gate that is undecided, or a diagnosis of too few prompts, is an error. A gate that fails, or a fault, is a failure.
+    A gate that is undecided, or a diagnosis of too few prompts or of a copied column, is an error. A gate that fails, or a fault,
+    is a failure.
     """
     d = verdict.diagnosis
     sound = "fail" if not d.consistent else "pass" if d.tells else "undecided"

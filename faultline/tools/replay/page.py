@@ -200,7 +200,7 @@ def _page(
     ]
     why = [*reasons(verdict), *starved(verdict)]
     told = [headline(verdict), *(f"{chosen}. {measured}" for chosen, measured in deployed(verdict)), *why]
-    first = [*told, *diagnosis_lines(found)] if found.consistent else [first_line(found), *told]
+    first = [*told, *diagnosis_lines(found)] if found.consistent and not found.copied else [first_line(found), *told]
     answer = [*first, *gate_lines(verdict), *summary(replayed)]
     return page(f"{verdict.dump.name}: is a correction needed, and which?", answer, sections)
 

@@ -44,6 +44,8 @@ WORDS = {
     "not asked": "no correction is proposed",
 }
 """Value of Verdict.by_size -> its words in the terminal, where no weight is proposed."""
+COPIED = "NOT TESTED  Every ratio is exactly 1: is logp_old a copy of logp_rollout, as in verl's bypass mode?"
+"""First line on a dump with one column twice."""
 FIXED = "No known bug shown. Defaults for any sound dump; no rule reading one was shown better:"
 """Headline where the study of docs/decision.md supports one correction for each deployed policy, whatever the dump shows. None of
 the other rules and corrections was shown better there, nor was the default shown to beat no correction."""
@@ -150,7 +152,7 @@ def diagnosis_lines(d: DiagnosisSummary) -> list[str]:
 def first_line(d: DiagnosisSummary) -> str:
     """Return the diagnosis in one line of any length."""
     if d.copied:
-        return "NOT TESTED  Every ratio is exactly 1: is logp_old a copy of logp_rollout, as in verl's bypass mode?"
+        return COPIED
     if d.consistent:
         told = "consistent" if d.tells else "too few prompts for a standard error"
         return f"LOG-PROBABILITIES  {told}: {mean_ratio(d)}"

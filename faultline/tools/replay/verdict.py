@@ -39,6 +39,8 @@ KNOWN = {
 USUAL = 2.0
 """Bound C that is proposed if the data need no smaller one: the default of verl, SkyRL's token weight and Yao et al. 2025."""
 MEND_FIRST = "A correction would hide what is wrong here. Mend it, dump again, and replay."
+COPIED = "Dump a batch whose logp_old the trainer computed. If engine and trainer are equal to the bit, give --precision fp32."
+"""Reason of a verdict on a dump with one column twice."""
 UNNAMED = "No known pattern fits. Were responses filtered before the dump? Are both columns of the same tokens?"
 """Reason of a verdict where a test failed, and no fault has a name."""
 COMPARE_FIRST = "Neither a bug nor sound: a larger model may exceed SmolLM2-135M's rounding without a fault."
@@ -118,7 +120,7 @@ class DiagnosisSummary(_Part):
     power: float | None = Field(description="distance of the mean ratio from 1 that this dump would have shown")
     strength: float = Field(description="how far the statistics are beyond the thresholds of the fault, at least 1; 0 of none")
     statistics: dict[str, float | None] = Field(description="all that were computed, as algos.diagnostics explains them")
-    copied: bool = Field(default=False, description="both columns are equal to the bit, so that nothing was tested")
+    copied: bool = Field(default=False, description="both columns are equal to the bit, so that they were not compared")
     mean_ratio_by: list[MeanRatio] = Field(default=[], description="mean of ρ by place, log μ, turn and version")
 
     @property
@@ -128,8 +130,8 @@ class DiagnosisSummary(_Part):
 
     @property
     def tells(self) -> bool:
-        """Whether the test for faults could fail: the mean ratio has a standard error, of four prompts, and of two columns."""
-        return self.error is not None and not self.copied
+        """Whether the mean ratio has a standard error, so that the test for faults could fail. This takes four prompts."""
+        return self.error is not None
 
 
 class PresetEffect(_Part):
@@ -247,7 +249,7 @@ def judge(
         unnamed = COMPARE_FIRST if found.check == diagnose.BY_SIZE else UNNAMED
         by_size, reason, proposal = "not asked", MEND_FIRST if diagnosis.fault else unnamed, None
     elif copied:
-        by_size, reason, proposal = "undecided", "Dump a batch whose logp_old the trainer computed, and replay.", None
+        by_size, reason, proposal = "undecided", COPIED, None
     elif not diagnosis.tells:
         by_size, reason, proposal = "undecided", "Dump at least four prompts, better a thousand responses.", None
     elif replayed.fills:
@@ -285,6 +287,7 @@ def gated(verdict: Verdict, gates: Sequence[Gate], advice: Advice) -> Verdict:
 def diagnosed(found: diagnose.Diagnosis, copied: bool = False) -> DiagnosisSummary:
     """Return a diagnosis as a verdict shows it. A statistic that the dump cannot tell is None."""
     mean, error = found.statistics["identity/mean"], found.statistics["identity/error"]
+    told = not copied  # whether the mean ratio could have been off
     return DiagnosisSummary(
         kind=found.kind,
         fault=found.fault,
@@ -293,8 +296,8 @@ def diagnosed(found: diagnose.Diagnosis, copied: bool = False) -> DiagnosisSumma
         check=found.check,
         severity=found.severity,  # type: ignore[arg-type]
         mean_ratio=_or_none(mean),
-        error=_or_none(error),
-        power=_or_none(found.power),
+        error=_or_none(error) if told else None,
+        power=_or_none(found.power) if told else None,
         strength=found.strength,
         copied=copied,
         statistics={name: _or_none(value) for name, value in found.statistics.items()},

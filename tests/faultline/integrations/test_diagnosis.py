@@ -39,6 +39,12 @@ def test_log_probabilities_above_0_are_named(capsys):
     assert rounded.startswith("faultline: step 3: consistent")
 
 
+def test_equal_columns_are_not_tested(capsys):
+    (batch,) = map(padded, Dump(example("fp8")).batches())
+    print_diagnosis("TRL", 4, batch._replace(logp_old=batch.logp_rollout), None)
+    assert capsys.readouterr().out.startswith("faultline: step 4: NOT TESTED every ratio is exactly 1")
+
+
 def test_a_batch_without_tokens_prints_nothing(capsys):
     none = torch.zeros(2, 3)
     print_diagnosis("TRL", 0, Batch(none, none.bool(), none), None)

@@ -187,18 +187,48 @@ def test_an_alarm_without_a_name_says_what_to_look_at(tmp_path, capsys):
     assert found["diagnosis"]["kind"] == "unknown" and found["reason"] == UNNAMED
 
 
+def copies(folder: Path, spread: float = 0.01) -> Path:
+    """A dump of 40 responses whose two columns are one. spread: difference of the first tokens of two responses."""
+    rows = [{"group": i // 4, "logp_rollout": [x := -0.5 - spread * i, -1.0], "logp_old": [x, -1.0]} for i in range(40)]
+    (folder / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder / "mine.jsonl"
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_page")
 @pytest.mark.parametrize(("words", "asked"), [([], True), (["--precision", "bf16"], True), (["--precision", "fp32"], False)])
-def test_a_copied_column_is_asked_about(words, asked, tmp_path, capsys):
+def test_a_copied_column_is_not_tested(words, asked, tmp_path, capsys):
     """As in verl's bypass mode. In fp32 an exact control has equal columns too."""
-    rows = [{"group": i // 4, "logp_rollout": [-0.5 - 0.01 * i, -1.0], "logp_old": [-0.5 - 0.01 * i, -1.0]} for i in range(40)]
-    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    main(["replay", str(tmp_path / "mine.jsonl"), *words, "--junit", str(tmp_path / "junit.xml")])
+    main(["replay", str(copies(tmp_path)), *words, "--junit", str(tmp_path / "junit.xml")])
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].startswith("NOT TESTED  Every ratio is exactly 1" if asked else "LOG-PROBABILITIES  consistent")
     assert any(line.startswith("IF YOU DEPLOY") for line in printed) != asked
     assert ('errors="1"' in (tmp_path / "junit.xml").read_text()) == asked
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_page")
+def test_a_copied_column_has_no_power_and_passes_no_gate(tmp_path, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["replay", str(copies(tmp_path)), "--json", "--gate", "k3<1"])
+    found = json.loads(capsys.readouterr().out)
+    assert left.value.code == 5 and found["gates"][0]["outcome"] == "undecided" and found["by_size"] == "undecided"
+    assert found["diagnosis"]["copied"] and found["diagnosis"]["error"] is found["diagnosis"]["power"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_page")
+def test_a_fault_of_one_column_is_named_in_copies_too(tmp_path, capsys):
+    """Every response has the same two numbers, as where a mask counts what no policy sampled."""
+    with pytest.raises(SystemExit) as left:
+        main(["replay", str(copies(tmp_path, spread=0.0)), "--precision", "bf16", "--json"])
+    found = json.loads(capsys.readouterr().out)["diagnosis"]
+    assert left.value.code == FAULT and found["kind"] == "fault" and not found["copied"]
+
+
+def test_a_copied_column_is_no_baseline(tmp_path):
+    with pytest.raises(UserError, match=r"mine.jsonl: every ratio is exactly 1; give a dump whose logp_old the trainer"):
+        known(example("bf16"), baseline=copies(tmp_path))
 
 
 def run_folder(path, **rollout):
