@@ -41,6 +41,7 @@ FAULT = Fault(
         "SkyRL": "rollout_logprobs against action_log_probs",
         "TRL": "sampling_per_token_logps against old_per_token_logps",
         "yours": "which column is logp_rollout: the sampler's",
+        "vLLM": "--logprobs-mode: raw_logprobs at a temperature of 0.95 to 1.05 looks the same; set processed_logprobs",
         "filters": FILTERED,
     },
     "critical",

@@ -38,7 +38,7 @@ FEW_RESPONSES = 200
 NEAREST = 3
 """Number of published K3 beside that of the dump, those nearest to it. The page shows all."""
 WORDS = {
-    "none": "leave it uncorrected",
+    "none": "it needs none of this",
     "undecided": "undecided whether to correct it",
     "no weight suffices": "no importance weight suffices",
     "not asked": "no correction is proposed",

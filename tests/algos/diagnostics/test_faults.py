@@ -101,6 +101,20 @@ def test_the_check_of_raw_log_probabilities_names_the_key_of_each_program():
     assert "actor_rollout_ref.rollout.logprobs_mode=processed_logprobs" in check["verl"]
 
 
+@pytest.mark.parametrize("temperature", [0.97, 1.05])
+def test_raw_log_probabilities_near_a_temperature_of_1_look_swapped_and_their_check_says_so(temperature):
+    """μ at 1 and π at T give 1/ρ the mean 1 exactly as exchanged columns do, and T stretches the logits by less than 5 %."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(300, 60, 50, generator=generator)
+    policy = (logits / temperature).log_softmax(-1)
+    tokens = torch.multinomial(policy.exp().flatten(0, 1), 1, generator=generator).view(300, 60, 1)
+    logged, scored = (values.gather(-1, tokens)[..., 0] for values in (logits.log_softmax(-1), policy))
+    noise = 0.02 * torch.randn(300, 60, generator=generator)
+    made = Batch((logged + noise).clamp(max=0), torch.ones(300, 60, dtype=torch.bool), scored, prompt=torch.arange(300) // 4)
+    found = diagnose(made, usual="bf16")
+    assert found.fault == "swapped" and "raw_logprobs" in found.check["vLLM"]
+
+
 def moved(scale: float, seed: int = 0) -> Batch:
     """512 tokens drawn by two-token policies of many logits, whose trainer multiplies the logits by `scale`."""
     draws = torch.Generator().manual_seed(seed)

@@ -127,7 +127,7 @@ def test_a_tested_rule_answers_where_the_size_alone_would_not():
     shown = terminal.lines(small.model_copy(update={"deployed": found}))
     at = shown.index(f"VERDICT  {terminal.FIXED}")
     assert shown[at + 1].startswith("IF YOU DEPLOY THE TRAINER'S WEIGHTS: mask sequences above 2")
-    assert "  By its size alone: leave it uncorrected. K3 is small." in shown
+    assert "  By its size alone: it needs none of this. K3 is small." in shown
 
 
 def write(path, *steps: tuple[int, np.ndarray, np.ndarray]) -> Dump:

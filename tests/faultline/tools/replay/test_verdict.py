@@ -147,7 +147,7 @@ def dump(path, ratios):
 def test_equal_policies_need_no_correction(tmp_path):
     verdict = verdict_of(dump(tmp_path / "d.parquet", np.zeros((20, 5))))
     assert (verdict.by_size, verdict.proposal, verdict.reason) == ("none", None, "Every ratio is exactly 1.")
-    assert "  By its size alone: leave it uncorrected. Every ratio is exactly 1." in terminal.lines(verdict)
+    assert "  By its size alone: it needs none of this. Every ratio is exactly 1." in terminal.lines(verdict)
     assert verdict.mismatch.pareto_k is None
 
 
@@ -159,7 +159,7 @@ def test_the_size_asks_for_a_weight_from_the_cut_off_on(tmp_path, k3, asked):
     verdict = verdict_of(dump(tmp_path / "d.parquet", ratios))
     assert verdict.mismatch.k3 == pytest.approx(k3, rel=1e-9) and verdict.by_size == asked
     assert (verdict.proposal is None) == (asked == "none")
-    assert any("By its size alone: leave it uncorrected." in line for line in terminal.lines(verdict)) == (asked == "none")
+    assert any("By its size alone: it needs none of this." in line for line in terminal.lines(verdict)) == (asked == "none")
     assert asked == "none" or verdict.reason == "K3 is above 1e-04, our uncalibrated cut-off."
 
 
@@ -405,7 +405,7 @@ def test_a_size_that_asks_for_no_weight_stands_beside_the_rule(tmp_path):
     deployed = answers(verdict, Lasting(None, "one step"), records.verdict(), ["sampler"])
     shown = terminal.lines(verdict.model_copy(update={"deployed": deployed}))
     assert shown[2] == f"VERDICT  {terminal.FIXED}"
-    assert shown[7] == "  By its size alone: leave it uncorrected. Every ratio is exactly 1."
+    assert shown[7] == "  By its size alone: it needs none of this. Every ratio is exactly 1."
 
 
 @pytest.mark.slow
