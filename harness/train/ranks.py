@@ -112,14 +112,14 @@ class Watch(threading.Thread):
         super().__init__(daemon=True, name="watch")
         self.store, self.rank, self.size = store, rank, size
         self.last_words: Callable[[int, str, str], None] = lambda rank, state, reason: None
-        self.leaving, self.patience = False, self.PATIENCE
+        self.leaving, self.patience = threading.Event(), self.PATIENCE
         atexit.register(self._leave)
         self.start()
 
     def run(self) -> None:
         others = range(1, self.size) if self.rank == 0 else (0,)
         counts, still = dict.fromkeys(others, 0), dict.fromkeys(others, 0)
-        while not self.leaving:
+        while not self.leaving.is_set():
             try:
                 self.store.add(f"alive/{self.rank}", 1)
                 for other in others:
@@ -133,7 +133,7 @@ class Watch(threading.Thread):
                         self._end(self.store.get(key).decode(), code)
             except dist.DistError:
                 self._end("rank 0 died: the store that it held is gone", os.EX_TEMPFAIL)
-            time.sleep(self.EVERY)
+            self.leaving.wait(self.EVERY)
 
     def find_dead(self) -> None:
         """After a failed collective, wait EVERY · PATIENCE seconds. The watch ends this process earlier if a rank is dead."""
@@ -142,12 +142,12 @@ class Watch(threading.Thread):
 
     def announce(self, key: str, reason: str) -> None:
         """Tell the other ranks why this one ends, under a key of CODES. This rank itself ends later, by its error."""
-        self.leaving = True
+        self.leaving.set()
         with suppress(dist.DistError):
             self.store.set(key, reason)
 
     def _end(self, reason: str, code: int) -> None:
-        if self.leaving:
+        if self.leaving.is_set():
             return
         print(f"{reason}; rank {self.rank} stops too. Start again: the run resumes from its last checkpoint", file=sys.stderr)
         try:
@@ -159,8 +159,13 @@ class Watch(threading.Thread):
             os._exit(code)  # the main thread may be waiting for the dead rank for ever
 
     def _leave(self) -> None:
-        """Leave the run. Rank 0, which may serve the ranks' store, waits for the others, at most PATIENCE · EVERY / 5 seconds."""
-        self.leaving = True
+        """Leave the run. Rank 0, which may serve the ranks' store, waits for the others, at most PATIENCE · EVERY / 5 seconds.
+
+        The thread ends first: one that is within the store when Python ends is unwound through C++, which aborts the process.
+        """
+        self.leaving.set()
+        if threading.current_thread() is not self:
+            self.join(self.PATIENCE * self.EVERY / 5)
         with suppress(dist.DistError):
             left = self.store.add("left", 1)
             for _ in range(self.PATIENCE if self.rank == 0 else 0):

@@ -18,7 +18,7 @@ from harness.models import build, policy_config
 from harness.run.folder import RunFolder, run_folders
 from harness.run.loop import train
 from harness.train.model.actor import DeepSpeedActor
-from harness.train.ranks import check_ranks
+from harness.train.ranks import Watch, check_ranks
 from tests.harness.conftest import TINY
 from tests.harness.paused_runs import is_paused, port, signal_pending, signal_when_paused, start_ranks, wait_for_end
 from tests.harness.train.test_trainer import folder_of, untimed
@@ -100,6 +100,14 @@ def assert_resumes_alike(config, folder: RunFolder) -> None:
     for name in one:
         assert torch.allclose(two[name], one[name], atol=1e-6), name
         assert torch.allclose(stepped[name] - two[name], expected[name] - one[name], atol=1e-6), name
+
+
+def test_the_watch_has_ended_before_python_does():
+    """A thread within the store is unwound through C++ at the end of Python: "terminate called without an active exception"."""
+    watch = Watch(torch.distributed.HashStore(), 0, 1)
+    assert watch.is_alive()
+    watch._leave()
+    assert not watch.is_alive()
 
 
 @pytest.mark.parametrize("victim", [0, 1])
