@@ -103,8 +103,9 @@ def test_verls_batches_are_diagnosed_in_a_line(monkeypatch, capsys):
     logits = rng.normal(0, 2, (64, 20, 50)).repeat(4, 0)  # samples of a prompt share their odds
     chosen = (logits + rng.gumbel(size=logits.shape)).argmax(-1)[..., None]
     logp = torch.from_numpy(np.take_along_axis(log_softmax(logits, -1), chosen, -1)[..., 0]).float()
+    rounding = torch.from_numpy(-np.abs(rng.normal(0, 1e-5, logp.shape))).float()
     for base in (1.0, math.log(2)):
-        tensors = {"response_mask": torch.ones(256, 20), "old_log_probs": logp, "rollout_log_probs": logp / base}
+        tensors = {"response_mask": torch.ones(256, 20), "old_log_probs": logp, "rollout_log_probs": (logp + rounding) / base}
         uid = np.repeat(np.arange(64), 4).astype(str).astype(object)
         for _ in range(2):
             getattr(rollout_corr_helper, name)(DataProto.from_dict(tensors=tensors, non_tensors={"uid": uid}), {})
