@@ -44,6 +44,11 @@ class Diagnosis(NamedTuple):
     statistics: Statistics
     power: float
 
+    @property
+    def copied(self) -> bool:
+        """Whether no fault was found and every ratio is exactly 1, as where one column is a copy of the other."""
+        return self.kind == "consistent" and self.statistics["identity/below"] == self.statistics["identity/above"] == 0
+
     def __str__(self) -> str:
         name = f" {self.fault}:" if self.kind == "fault" else ""
         return f"{self.kind.upper() if self.kind != 'consistent' else self.kind}{name} {self.evidence}"

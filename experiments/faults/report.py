@@ -56,9 +56,6 @@ def report(record: Path) -> str:
     return "\n\n".join(map(markdown, tables))
 
 
-PLAIN, ALL = "from verl's default columns", "with tokens, entropies and a good run's batch too, where possible"
-
-
 def answers(frame: pd.DataFrame) -> pd.DataFrame:
     """The table of README.md: a row per group of dumps of all sizes, without edited columns, and how many got which answer.
 
@@ -71,25 +68,25 @@ def answers(frame: pd.DataFrame) -> pd.DataFrame:
     edited = frame["fault"].isin(edits.SIZES.keys() - real.SIZES.keys()) | whole
     known = ~clean & ~unruled & ~edited & ~moving
     bugs = frame[known]["fault"].map(lambda fault: NAMES.get(fault, fault)).nunique()
+    named, unnamed = ("named", "other alarms", "**missed**"), ("`UNKNOWN`", "called another bug", "**missed**")
+    parts = {
+        "logged before temperature, or after top-p or top-k": (moving, named),
+        f"{bugs} other known bugs": (known, named),
+        "bugs that it has no rule for": (unruled, unnamed),
+        "no bug": (clean, ("`FAULT`", "`UNKNOWN`", "no alarm")),
+    }
+    columns = {"plain_": "from verl's default columns", "": "with tokens, entropies and a good run's batch too, where possible"}
     rows = []
-    for name, part, ruled in (
-        ("logged before temperature, or after top-p or top-k", moving, True),
-        (f"{bugs} other known bugs", known, True),
-        ("bugs that it has no rule for", unruled, False),
-        ("no bug", clean, None),
-    ):
+    for name, (part, told) in parts.items():
         row = {"what was wrong": name, "batches": int(part.sum())}
-        for prefix, columns in (("plain_", PLAIN), ("", ALL)):
-            kinds = frame[part][f"{prefix}kind"]
-            silent, named = (kinds == "consistent").sum(), frame[part][f"{prefix}right"].sum()
-            unknown = {"`UNKNOWN`": (kinds == "unknown").sum()}
-            if ruled is None:
-                counts = {"`FAULT`": (kinds == "fault").sum()} | unknown | {"no alarm": silent}
-            elif ruled:
-                counts = {"named": named, "other alarms": len(kinds) - named - silent, "**missed**": silent}
-            else:
-                counts = unknown | {"called another bug": (kinds == "fault").sum(), "**missed**": silent}
-            row[columns] = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+        for prefix, column in columns.items():
+            kinds, right = frame[part][f"{prefix}kind"], frame[part][f"{prefix}right"].sum()
+            silent, fault = (kinds == "consistent").sum(), (kinds == "fault").sum()
+            counts = {
+                "named": right, "other alarms": len(kinds) - right - silent, "**missed**": silent, "no alarm": silent,
+                "`FAULT`": fault, "called another bug": fault, "`UNKNOWN`": (kinds == "unknown").sum(),
+            }  # fmt: skip
+            row[column] = ", ".join(f"{counts[word]} {word}" for word in told if counts[word])
         rows.append(row)
     return pd.DataFrame(rows)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from algos.batch import Batch
@@ -20,8 +19,7 @@ def print_diagnosis(program: str, step: int, batch: Batch, tokens: Tensor | None
     if not bool(batch.mask.any()):
         return
     found = diagnose(batch, tokens=tokens, predicted=Predicted(entropy))
-    assert batch.logp_old is not None  # or `diagnose` would have raised
-    if found.kind == "consistent" and torch.equal(batch.logp_rollout[batch.mask], batch.logp_old[batch.mask]):
+    if found.copied:
         print(f"faultline: step {step}: NOT TESTED every ratio is exactly 1: is logp_old a copy of logp_rollout?", flush=True)
         return
     check = f"; check {found.check[program]}" if program in found.check else ""

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from analysis.frames import markdown
+from faultline.cli.replay import FAULT
 from harness.boundary import command
 from harness.errors import UserError
 from harness.progress import Progress
@@ -30,8 +31,6 @@ MODEL = ROOT / "models/smollm2"
 SEEDS = (1710, 1711, 1712)
 RESPONSES, SAMPLES, TOKENS = 128, 4, 24
 """Number of responses in a batch, of responses to a prompt, and maximum number of tokens in a response."""
-FOUND = 3
-"""Exit code of replay where the log-probabilities have a fault or are not explained by rounding."""
 
 
 class Setting(NamedTuple):
@@ -120,7 +119,7 @@ def made(root: Path) -> pd.DataFrame:
                 raise UserError(f"{name}, seed {seed}: TRL's trainer left no batch, code {process.exitcode}")
         replay = [sys.executable, "-m", "faultline", "replay", str(folder), "--precision", "bf16", "--json"]
         done = subprocess.run(replay, stdout=subprocess.PIPE, text=True)
-        if done.returncode not in (0, FOUND):
+        if done.returncode not in (0, FAULT):
             raise UserError(f"{folder}: replay ended with code {done.returncode}")
         said = json.loads(done.stdout)
         found, statistics = said["diagnosis"], said["diagnosis"]["statistics"]

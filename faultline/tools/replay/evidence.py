@@ -106,8 +106,7 @@ class Evidence:
 
     def copied(self, found: Diagnosis) -> bool:
         """Whether the columns of a dump without a fault are equal to the bit, and no --precision fp32 says that they may be."""
-        moved = found.statistics["identity/below"], found.statistics["identity/above"]
-        return found.kind == "consistent" and moved == (0.0, 0.0) and self.facts.precision != "fp32"
+        return found.copied and self.facts.precision != "fp32"
 
     def note(self, found: Diagnosis) -> str | None:
         """Say why K3 was not compared with a precision or baseline; None if it was, or if none is asked for."""

@@ -39,7 +39,9 @@ KNOWN = {
 USUAL = 2.0
 """Bound C that is proposed if the data need no smaller one: the default of verl, SkyRL's token weight and Yao et al. 2025."""
 MEND_FIRST = "A correction would hide what is wrong here. Mend it, dump again, and replay."
-COPIED = "Dump a batch whose logp_old the trainer computed. If engine and trainer are equal to the bit, give --precision fp32."
+SCORE_FIRST = (
+    "Dump a batch whose logp_old the trainer computed. If engine and trainer are equal to the bit, give --precision fp32."
+)
 """Reason of a verdict on a dump with one column twice."""
 UNNAMED = "No known pattern fits. Were responses filtered before the dump? Are both columns of the same tokens?"
 """Reason of a verdict where a test failed, and no fault has a name."""
@@ -249,7 +251,7 @@ def judge(
         unnamed = COMPARE_FIRST if found.check == diagnose.BY_SIZE else UNNAMED
         by_size, reason, proposal = "not asked", MEND_FIRST if diagnosis.fault else unnamed, None
     elif copied:
-        by_size, reason, proposal = "undecided", COPIED, None
+        by_size, reason, proposal = "undecided", SCORE_FIRST, None
     elif not diagnosis.tells:
         by_size, reason, proposal = "undecided", "Dump at least four prompts, better a thousand responses.", None
     elif replayed.fills:
@@ -287,7 +289,6 @@ def gated(verdict: Verdict, gates: Sequence[Gate], advice: Advice) -> Verdict:
 def diagnosed(found: diagnose.Diagnosis, copied: bool = False) -> DiagnosisSummary:
     """Return a diagnosis as a verdict shows it. A statistic that the dump cannot tell is None."""
     mean, error = found.statistics["identity/mean"], found.statistics["identity/error"]
-    told = not copied  # whether the mean ratio could have been off
     return DiagnosisSummary(
         kind=found.kind,
         fault=found.fault,
@@ -296,8 +297,8 @@ def diagnosed(found: diagnose.Diagnosis, copied: bool = False) -> DiagnosisSumma
         check=found.check,
         severity=found.severity,  # type: ignore[arg-type]
         mean_ratio=_or_none(mean),
-        error=_or_none(error) if told else None,
-        power=_or_none(found.power) if told else None,
+        error=None if copied else _or_none(error),
+        power=None if copied else _or_none(found.power),
         strength=found.strength,
         copied=copied,
         statistics={name: _or_none(value) for name, value in found.statistics.items()},
