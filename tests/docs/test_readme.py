@@ -21,7 +21,8 @@ from experiments.faults.report import MOVING, NAMES, answers, read
 from faultline.cli import main
 from faultline.tools.replay import page as replay_page
 from tests.faultline.tools.replay.cases import unwritten
-from tests.oracles import trl_batches
+from tests.oracles.first_batches import recorded, table
+from tests.oracles.trl_batches import TRL
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -203,8 +204,8 @@ def test_its_table_counts_the_record(record):
 
 def test_the_answers_in_trls_trainer_are_those_of_its_record():
     """The README, the findings and the record page tell them alike."""
-    frame = pd.read_csv(trl_batches.RECORD, keep_default_na=False)
-    named = frame["setting"].map(lambda setting: trl_batches.SETTINGS[setting].expected)
+    frame = recorded(TRL)
+    named = frame["setting"].map(lambda setting: TRL.settings[setting].expected)
     right = (frame["named"].where(frame["named"] != "", frame["kind"]) == named)[named != ""]
     said = " ".join(README.split())
     assert f"all {right.sum()} answers that had a right name were right" in said and right.all()
@@ -215,8 +216,7 @@ def test_the_answers_in_trls_trainer_are_those_of_its_record():
     for setting, words in {"top_p 0.9": "`top_p=0.9`", "top_k 20": "`top_k=20`", "min_p 0.1": "`min_p=0.1`"}.items():
         assert f"{means[setting]:.2f} with {words}" in findings
     assert frame[named == ""]["kind"].tolist() == ["unknown", "unknown", "fault"] and "two were `UNKNOWN`" in findings
-    table = markdown(trl_batches.table(frame))
-    assert table in (ROOT / "docs/diagnosis-record.md").read_text(encoding="utf-8")
+    assert markdown(table(TRL, frame)) in (ROOT / "docs/diagnosis-record.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

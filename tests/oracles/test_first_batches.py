@@ -1,8 +1,9 @@
-"""The table of the first batches of TRL's trainer, and its record."""
+"""The table of first batches of a trainer."""
 
 import pandas as pd
 
-from tests.oracles import trl_batches
+from tests.oracles.first_batches import table
+from tests.oracles.trl_batches import TRL
 
 
 def rows(setting: str, answers: list[tuple[str, str]]) -> list[dict]:
@@ -18,8 +19,8 @@ def test_the_table_by_hand():
     frame = pd.DataFrame(
         rows("top_p 0.9", found) + rows("repetition_penalty 1.2", found[2:]) + rows("temperature 1", [("consistent", "")])
     )
-    table = trl_batches.table(frame).set_index("TRL's setting")
-    assert table.loc["top_p 0.9"].tolist() == [
+    shown = table(TRL, frame).set_index("TRL's setting")
+    assert shown.loc["top_p 0.9"].tolist() == [
         "1.0000 to 1.2000", "0.0 to 4.0", "1.0e-02 to 1.0e+00", "1 truncated_sampling, 1 swapped, 1 unknown", "1 of 3",
     ]  # fmt: skip
-    assert table["right"].tolist() == ["1 of 3", "no name is right", "1 of 1"]
+    assert shown["right"].tolist() == ["1 of 3", "no name is right", "1 of 1"]
