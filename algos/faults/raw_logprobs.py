@@ -37,7 +37,7 @@ FAULT = Fault(
     {
         "vLLM": VLLM_MODE + "; set processed_logprobs",
         "verl": "actor_rollout_ref.rollout.logprobs_mode=processed_logprobs, its default, and rollout.temperature on both sides",
-        "SkyRL": "generator.inference_engine.engine_init_kwargs.logprobs_mode=processed_logprobs; not set, vLLM's default",
+        "SkyRL": "generator.inference_engine.engine_init_kwargs.logprobs_mode=processed_logprobs; 0.3.0 leaves vLLM's default",
         "TRL": "temperature, and --logprobs-mode processed_logprobs of a vLLM server that TRL did not start",
         "prime-rl": "logprobs_mode of the inference server: processed_logprobs is set unless another is",
         "cuts": UNCUT,

@@ -22,7 +22,9 @@ from faultline.cli import main
 from faultline.tools.replay import page as replay_page
 from tests.faultline.tools.replay.cases import unwritten
 from tests.oracles.first_batches import recorded, table
+from tests.oracles.skyrl_batches import SKYRL
 from tests.oracles.trl_batches import TRL
+from tests.oracles.verl_batches import VERL
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -131,16 +133,19 @@ def test_the_versions_of_package_citation_and_changelog_are_one():
 
 
 def test_its_one_picture_is_of_the_recorded_runs():
-    """Below it stands what the bug cost the other two settings, and that the first batches named it."""
+    """Below it stands what the bug cost each setting, and that the first batches named it."""
     assert re.findall(r"!\[.*\]\((.*)\)", README) == [str(cost.OF_PPO)]
     said = " ".join(README.split())
     rewards, dumps = cost.recorded()
     ends = cost.endpoints(rewards).groupby("setting").mean()
     bug, right = ends[True], ends[False]
-    lost = right - bug
-    assert f"{lost['token']:.2f} with verl's `rollout_is=token`, and {lost['sequence']:.2f} with TRL's default" in said
+    assert f"`rollout_is=token` the toy ended at {bug['token']:.2f}, and with TRL's default at {bug['sequence']:.2f}" in said
+    title = cost.of_ppo(rewards).axes[0].get_title(loc="left")
+    assert f"ended at {bug['rollout']:.2f}, not {right['rollout']:.2f}" in title
+    assert "lower than without the bug in all ten seeds" in said
     named = dumps[dumps["bug"]].groupby("seed")["named"].unique()
-    assert len(named) == 10 and all(list(names) == ["raw_logprobs"] for names in named) and "of all ten seeds" in said
+    assert len(named) == 10 and all(list(names) == ["raw_logprobs"] for names in named)
+    assert "named the bug from the first batch, in all ten seeds" in said
     every = cost.endpoints(rewards)
     assert (every[True] < every[False]).all()
 
@@ -189,10 +194,10 @@ def test_its_table_counts_the_record(record):
     assert set(record[clean]["plain_kind"]) == {"consistent", "unknown"} and set(record[clean]["kind"]) == {"consistent"}
     assert f"| {clean.sum()} | {clean.sum() - quiet} `UNKNOWN`, {quiet} no alarm | {clean.sum()} no alarm |" in README
     said = " ".join(README.split())
-    assert f"The {clean.sum()} are of about 35 sources" in said
+    assert f"No sound batch got `FAULT`, of {clean.sum()} of toys and SmolLM2-135M from about 35 sources" in said
     missed = sum(silent[name, "plain_"] for name in ("shown", "known", "unnamed"))
-    assert f"Of {(shown | known | unnamed).sum()} with a bug it missed {missed} from verl's default columns" in said
-    assert f"In {clean.sum()} batches without a bug there was no `FAULT`" in said
+    assert f"From what verl saves by default it [missed {missed} of {(shown | known | unnamed).sum()} bugs]" in said
+    assert f"but none of {shown.sum()} batches with the two bugs below" in said
     ruled, edited = ({NAMES.get(name, name) for name in record[part]["fault"]} for part in (shown | known, edit))
     assert len(ruled) == 10 and len(edited - ruled) == 5 and set(FAULTS.names()) - ruled - edited == {"cache", "routing"}
     assert "Five more of the 16 were tested on edited columns, `cache` never" in said
@@ -202,21 +207,43 @@ def test_its_table_counts_the_record(record):
     assert "Of 32 called `raw_logprobs`, 7 had swapped columns" in said
 
 
-def test_the_answers_in_trls_trainer_are_those_of_its_record():
-    """The README, the findings and the record page tell them alike."""
-    frame = recorded(TRL)
-    named = frame["setting"].map(lambda setting: TRL.settings[setting].expected)
-    right = (frame["named"].where(frame["named"] != "", frame["kind"]) == named)[named != ""]
+@pytest.mark.parametrize("trainer", [TRL, VERL, SKYRL], ids=lambda trainer: trainer.name)
+def test_the_answers_in_other_trainers_are_those_of_their_records(trainer):
+    """Each of the page's tables is what its command prints."""
+    assert markdown(table(trainer, recorded(trainer))) in (ROOT / "docs/diagnosis-record.md").read_text(encoding="utf-8")
+
+
+def test_the_count_of_answers_in_other_trainers_is_that_of_their_records():
+    """The README and the findings tell it alike. Answers where no fault has a name do not count."""
+    frames = []
+    for trainer in (TRL, VERL, SKYRL):
+        frame = recorded(trainer).assign(trainer=trainer.name)
+        frames.append(frame.assign(expected=frame["setting"].map(lambda name, of=trainer: of.settings[name].expected)))
+    frame = pd.concat(frames)
+    told, named = frame["named"].where(frame["named"] != "", frame["kind"]), frame[frame["expected"] != ""]
+    right = (told == frame["expected"])[frame["expected"] != ""]
+    counts = named["expected"].value_counts()
     said = " ".join(README.split())
-    assert f"all {right.sum()} answers that had a right name were right" in said and right.all()
-    assert named.value_counts().to_dict() == {"truncated_sampling": 9, "consistent": 6, "raw_logprobs": 3, "": 3}
-    findings = " ".join((ROOT / "docs/findings.md").read_text(encoding="utf-8").split())
+    assert f"[it was right {right.sum()} times of {len(right)}]" in said
+    cuts, raw = counts["truncated_sampling"], counts["raw_logprobs"]
+    assert f"{counts['consistent']} sound, {raw} logged before temperature and {cuts} cut" in said
+    without = frame[frame["expected"] == ""]
+    passed = (without["kind"] == "consistent").sum()
+    assert (len(without), passed) == (6, 3) and "Six more had a bug without a rule: three passed" in said
+    assert without[without["kind"] == "consistent"]["trainer"].unique().tolist() == ["SkyRL"]
+    findings, metrics_only = (
+        " ".join((ROOT / f"docs/{page}.md").read_text(encoding="utf-8").split()) for page in ("findings", "metrics-only")
+    )
     assert f"{right.sum()} of {len(right)} answers were right" in findings
-    means = frame.groupby("setting")["mean_ratio"].mean()
+    means = frame.groupby(["trainer", "setting"])["mean_ratio"].mean()
     for setting, words in {"top_p 0.9": "`top_p=0.9`", "top_k 20": "`top_k=20`", "min_p 0.1": "`min_p=0.1`"}.items():
-        assert f"{means[setting]:.2f} with {words}" in findings
-    assert frame[named == ""]["kind"].tolist() == ["unknown", "unknown", "fault"] and "two were `UNKNOWN`" in findings
-    assert markdown(table(TRL, frame)) in (ROOT / "docs/diagnosis-record.md").read_text(encoding="utf-8")
+        assert f"{means['TRL', setting]:.2f} with {words}" in findings
+    raw_means = means["verl", "temperature 0.7, raw log-probabilities"], means["SkyRL", "temperature 0.7"]
+    assert "mean ratio was {:.2f} in verl and {:.2f} in SkyRL".format(*raw_means) in findings
+    assert f"`top_p=0.9` it was {means['verl', 'top_p 0.9']:.2f} in verl" in findings
+    of_trl = without[without["trainer"] == "TRL"]["kind"]
+    assert of_trl.tolist() == ["unknown", "unknown", "fault"] and "two were `UNKNOWN`" in findings
+    assert recorded(VERL)["logged_off"].abs().max() < 1e-6 and "gave the dump's mean ratio to 1e-6" in metrics_only
 
 
 @pytest.fixture(scope="module")

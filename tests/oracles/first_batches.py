@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -20,8 +21,6 @@ from harness.progress import Progress
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "experiments/study/trainers"
-ORACLES = ROOT / ".venv/oracles"
-"""Where the trainers are installed: apart, since they would bring other versions of packages into the environment."""
 MODEL = ROOT / "models/smollm2"
 RESPONSES, SAMPLES, TOKENS = 128, 4, 24
 """Number of responses in a batch, of responses to a prompt, and maximum number of tokens in a response."""
@@ -34,7 +33,7 @@ VARIABLES = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_prestart_worker_first_driver": "0",  # a worker for each of the 16 processors that it is told of
+    "RAY_prestart_worker_first_driver": "0",  # else it starts a worker for each processor that it is told of
     "RAY_enable_worker_prestart": "0",
 }
 """Environment of a trainer that Ray runs on a machine without a GPU."""
@@ -61,13 +60,15 @@ class Trainer(NamedTuple):
     """A trainer whose first batches are asked about.
 
     dump(setting, seed, folder) has a process of its own write one into `folder`. files: pattern of what it leaves there.
+    logged(folder, mean_ratio): further columns of the record, from what the trainer itself printed there.
     """
 
     name: str
     settings: dict[str, Setting]
     seeds: tuple[int, ...]
     dump: Callable[[Setting, int, Path], None]
-    files: str = "step-*.parquet"
+    files: str
+    logged: Callable[[Path, float], dict[str, float]] = lambda folder, mean_ratio: {}
 
     @property
     def record(self) -> Path:
@@ -78,23 +79,58 @@ def made(trainer: Trainer, root: Path) -> pd.DataFrame:
     """Make the batches that are missing below `root`, and return what replay says of each: a row a batch."""
     rows, progress = [], Progress(len(trainer.settings) * len(trainer.seeds))
     for name, seed in product(trainer.settings, trainer.seeds):
-        folder = root / f"{re.sub('[^a-z0-9.]+', '_', name)}-{seed}"  # Hydra splits words at commas
-        if not list(folder.glob(trainer.files)):
-            trainer.dump(trainer.settings[name], seed, folder)
-        written = list(folder.glob(trainer.files))
-        if not written:
-            raise UserError(f"{name}, seed {seed}: {trainer.name}'s trainer left no batch in {folder}")
-        rows.append({"setting": name, "seed": seed} | answer(written[0].parent))
+        folder = batch(trainer, name, seed, root)
+        found = answer(folder, trainer.files)
+        rows.append({"setting": name, "seed": seed} | found | trainer.logged(folder, found["mean_ratio"]))
         progress.show(f"{len(rows)} batches")
     return pd.DataFrame(rows)
 
 
-def answer(folder: Path) -> dict[str, Any]:
+def batch(trainer: Trainer, name: str, seed: int, root: Path) -> Path:
+    """The folder of a setting's batch below `root`, made if it is missing. Raises UserError where the trainer leaves none."""
+    folder = root / f"{re.sub('[^a-z0-9.]+', '_', name)}-{seed}"  # Hydra splits words at commas
+    if not list(folder.glob(trainer.files)):
+        trainer.dump(trainer.settings[name], seed, folder)
+    if len(list(folder.glob(trainer.files))) != 1:
+        raise UserError(f"{folder}: {trainer.name}'s trainer left not one {trainer.files}; log.txt there says why")
+    return folder
+
+
+def run(module: str, keys: dict[str, Any], variables: dict[str, str], folder: Path) -> None:
+    """Run a trainer's module with keys in Hydra's form, its output in log.txt of `folder`. Raises UserError where it fails.
+
+    Ray, vLLM and SkyRL's router listen on all interfaces. So they get a network of their own, which has loopback alone.
+    """
+    network = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    words = [sys.executable, "-m", module, *(f"{key}={value}" for key, value in keys.items())]
+    with (folder / "log.txt").open("w") as log:
+        done = subprocess.run(
+            [*network, *words], env=os.environ | VARIABLES | variables, cwd=folder, stdout=log, stderr=subprocess.STDOUT
+        )
+    if done.returncode:
+        raise UserError(f"{module} ended with code {done.returncode}; see {folder / 'log.txt'}")
+
+
+def prompts(folder: Path, columns: dict[str, Any]) -> Path:
+    """Write the prompts with further `columns`, the same for each, as a file in `folder`, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [{"prompt": [{"role": "user", "content": asked}]} | columns for asked in ASKED]
+    pd.DataFrame(rows).to_parquet(folder / "prompts.parquet")
+    return folder / "prompts.parquet"
+
+
+def reward(response: str) -> float:
+    """The number of different characters: any reward that varies will do."""
+    return float(len(set(response)))
+
+
+def answer(folder: Path, files: str) -> dict[str, Any]:
     """What `faultline replay` says of a batch."""
-    replay = [sys.executable, "-m", "faultline", "replay", str(folder), "--precision", "bf16", "--json"]
+    (file,) = folder.glob(files)
+    replay = [sys.executable, "-m", "faultline", "replay", str(file), "--precision", "bf16", "--json"]
     done = subprocess.run(replay, stdout=subprocess.PIPE, text=True)
     if done.returncode not in (0, FAULT):
-        raise UserError(f"{folder}: replay ended with code {done.returncode}")
+        raise UserError(f"{file}: replay ended with code {done.returncode}")
     said = json.loads(done.stdout)
     found, statistics = said["diagnosis"], said["diagnosis"]["statistics"]
     numbers = {"responses": int(statistics["size/responses"]), "tokens": int(statistics["size/tokens"])}

@@ -7,16 +7,12 @@ what an earlier version of this file made: name a new one after a change.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from harness.boundary import command
-from tests.oracles.first_batches import ASKED, MODEL, RESPONSES, SAMPLES, TOKENS, VARIABLES, Setting, Trainer, main
+from tests.oracles.first_batches import MODEL, RESPONSES, SAMPLES, TOKENS, Setting, Trainer, main, prompts, run
 
 MODE = "generator.inference_engine.engine_init_kwargs.logprobs_mode"
 PROCESSED = {MODE: "processed_logprobs"}
@@ -74,32 +70,19 @@ KEYS: dict[str, Any] = {
     "generator.inference_engine.max_num_seqs": 128,
     "generator.inference_engine.max_num_batched_tokens": 2048,
     "generator.inference_engine.engine_init_kwargs.max_model_len": 96,
-    "generator.inference_engine.engine_init_kwargs.enable_scale_out": "true",
+    "generator.inference_engine.engine_init_kwargs.enable_scale_out": "true",  # vLLM 0.32 asks for it, SkyRL's 0.23 did not
 }
 """Keys of all batches: a small batch, and what a machine without a GPU needs."""
 
 
 def dump(setting: Setting, seed: int, folder: Path) -> None:
-    """Have SkyRL write its first batch into `folder`/dumped_data, and its output into log.txt beside it."""
+    """Have SkyRL write its first batch into `folder`/dumped_data."""
     folder = folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = [
-        {"data_source": "names", "prompt": [{"role": "user", "content": asked}], "env_class": "names"}
-        | {"reward_spec": {"method": "rule", "ground_truth": ""}}
-        for asked in ASKED
-    ]
-    pd.DataFrame(rows).to_parquet(folder / "prompts.parquet")
+    asked = prompts(folder, {"data_source": "names", "env_class": "names", "reward_spec": {"method": "rule", "ground_truth": ""}})
     keys = {key if key == MODE else f"generator.sampling_params.{key}": value for key, value in setting.keys.items()}
-    keys |= {"data.train_data": [str(folder / "prompts.parquet")], "trainer.seed": seed, "trainer.export_path": folder}
+    keys |= {"data.train_data": [str(asked)], "trainer.seed": seed, "trainer.export_path": folder}
     keys |= {"trainer.ckpt_path": folder / "checkpoints", "trainer.log_path": folder / "log"}
-    words = [
-        sys.executable,
-        "-m",
-        "skyrl.train.entrypoints.main_base",
-        *(f"{key}={value}" for key, value in (KEYS | keys).items()),
-    ]
-    with (folder / "log.txt").open("w") as log:
-        subprocess.run(words, env=os.environ | VARIABLES, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
+    run("skyrl.train.entrypoints.main_base", KEYS | keys, {}, folder)
 
 
 SKYRL = Trainer("SkyRL", SETTINGS, (1730, 1731, 1732), dump, "dumped_data/*.pkl")

@@ -19,6 +19,9 @@ import torch.distributed.device_mesh
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, BitsAndBytesConfig  # noqa: F401  as peft
 
+from tests.oracles.first_batches import reward
+from tests.oracles.on_cpu import softmax_in_fp32
+
 # SkyRL imports two functions of flash-attn, and calls them only with trainer.remove_microbatch_padding=true.
 flash_attn = {name: ModuleType(name) for name in ("flash_attn", "flash_attn.bert_padding")}
 vars(flash_attn["flash_attn.bert_padding"]).update(pad_input=None, unpad_input=None)
@@ -52,9 +55,7 @@ def cuda_is_the_cpu() -> None:
     torch.distributed.init_process_group = lambda backend, **keys: start("gloo", **keys)
     torch.distributed.device_mesh.init_device_mesh = fsdp_utils.init_device_mesh = mesh_of_cpu
     torch.autocast = lambda device_type, **keys: autocast("cpu", **keys)
-    # CUDA's autocast takes log_softmax in FP32. The CPU's does not, and log-probabilities would have the 8 bits of BF16.
-    log_softmax = torch.nn.functional.log_softmax
-    torch.nn.functional.log_softmax = lambda logits, dim, **_: log_softmax(logits, dim, dtype=torch.float32)
+    softmax_in_fp32()
 
 
 class PolicyWorker(fsdp_worker.FSDPPolicyWorkerBase):
@@ -104,13 +105,13 @@ class First(BasePPOExp):
 
 
 class Names(BaseTextEnv):
-    """An environment of one turn. The reward is the number of different characters."""
+    """An environment of one turn."""
 
     def __init__(self, env_config: Any = None, extras: Any = None):
         super().__init__()
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
-        return BaseTextEnvStepOutput(observations=[], reward=float(len(set(action))), done=True, metadata={})
+        return BaseTextEnvStepOutput(observations=[], reward=reward(action), done=True, metadata={})
 
 
 @ray.remote(num_cpus=1)
@@ -123,7 +124,7 @@ def main() -> None:
     words = [word for word in sys.argv[1:] if "override_entrypoint" not in word]  # SkyRL refuses the key that brought it here
     config = SkyRLTrainConfig.from_cli_overrides(words)
     validate_cfg(config)
-    # Ray hands out two GPUs that do not exist: the trainer's and vLLM's.
+    # Ray hands out two GPUs that do not exist, the trainer's and vLLM's, and as many processors as SkyRL's actors ask for.
     ray.init = functools.partial(ray.init, num_gpus=2, num_cpus=16, include_dashboard=False, object_store_memory=300 * 2**20)
     initialize_ray(config)
     ray.get(first_batch.remote(config))

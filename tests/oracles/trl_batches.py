@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.boundary import command
-from tests.oracles.first_batches import ASKED, MODEL, ORACLES, RESPONSES, SAMPLES, TOKENS, Setting, Trainer, main
+from harness.errors import UserError
+from tests.oracles.first_batches import ASKED, MODEL, RESPONSES, SAMPLES, TOKENS, Setting, Trainer, main, reward
 
 SETTINGS = {
     "temperature 1": Setting({"temperature": 1.0}, "consistent"),
@@ -34,10 +35,12 @@ def dump(setting: Setting, seed: int, folder: Path) -> None:
     process = get_context("spawn").Process(target=_dump, args=(setting, seed, folder))
     process.start()
     process.join()
+    if process.exitcode:
+        raise UserError(f"TRL's trainer ended with code {process.exitcode}")
 
 
 def _dump(setting: Setting, seed: int, folder: Path) -> None:
-    sys.path.append(str(ORACLES))
+    import tests.oracles.site.sitecustomize  # noqa: F401, where TRL is
     from harness.rollouts import vllm_support  # noqa: F401, sets what vLLM reads when it is imported
 
     # isort: split
@@ -74,10 +77,10 @@ def _dump(setting: Setting, seed: int, folder: Path) -> None:
 
 
 def _reward(completions: list[Any], **_: Any) -> list[float]:
-    return [float(len(set(one[0]["content"]))) for one in completions]
+    return [reward(one[0]["content"]) for one in completions]
 
 
-TRL = Trainer("TRL", SETTINGS, (1710, 1711, 1712), dump)
+TRL = Trainer("TRL", SETTINGS, (1710, 1711, 1712), dump, "step-*.parquet")
 
 if __name__ == "__main__":
     with command("interrupted; the same command goes on"):

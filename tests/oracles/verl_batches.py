@@ -7,16 +7,14 @@ command at a time. A folder keeps what an earlier version of this file made: nam
 
 from __future__ import annotations
 
-import os
-import subprocess
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from harness.boundary import command
-from tests.oracles.first_batches import ASKED, MODEL, RESPONSES, SAMPLES, TOKENS, VARIABLES, Setting, Trainer, main
+from harness.errors import UserError
+from tests.oracles.first_batches import MODEL, RESPONSES, SAMPLES, TOKENS, Setting, Trainer, main, prompts, reward, run
 
 SETTINGS = {
     "temperature 1": Setting({}, "consistent"),
@@ -71,8 +69,8 @@ KEYS: dict[str, Any] = {
     "trainer.critic_warmup": 2,  # verl's key that leaves out the update, which would take a minute
     "trainer.resume_mode": "disable",
     "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
-    "+ray_kwargs.ray_init.num_gpus": 1,
-    "ray_kwargs.ray_init.num_cpus": 16,
+    "+ray_kwargs.ray_init.num_gpus": 1,  # which does not exist
+    "ray_kwargs.ray_init.num_cpus": 16,  # as many as its actors ask for
     "+ray_kwargs.ray_init.include_dashboard": False,
 }
 """Keys of all batches: a small batch, and what a machine without a GPU needs."""
@@ -81,32 +79,35 @@ OF_VERL = {
     "VERL_ENGINE_DEVICE": "cuda",  # its FSDP engine, which has no name of its own for a CPU
     "VERL_USE_EXTERNAL_MODULES": "tests.oracles.verl_cpu,faultline.integrations.verl",
 }
+"""Environment by which verl takes the CPU of `verl_cpu.py`, and Faultline's hook."""
 
 
 def dump(setting: Setting, seed: int, folder: Path) -> None:
-    """Have verl write its first batch into `folder`/dump, and its output into log.txt beside it."""
+    """Have verl write its first batch into `folder`/dump."""
     folder = folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = [
-        {"data_source": "names", "prompt": [{"role": "user", "content": asked}], "reward_model": {"ground_truth": ""}}
-        for asked in ASKED
-    ]
-    pd.DataFrame(rows).to_parquet(folder / "prompts.parquet")
+    asked = prompts(folder, {"data_source": "names", "reward_model": {"ground_truth": ""}})
     keys = KEYS | {f"actor_rollout_ref.rollout.{key}": value for key, value in setting.keys.items()}
     keys |= {"actor_rollout_ref.rollout.seed": seed, "data.seed": seed, "hydra.run.dir": folder / "hydra"}
-    keys |= {"data.train_files": folder / "prompts.parquet", "data.val_files": folder / "prompts.parquet"}
-    keys |= {"reward.custom_reward_function.path": __file__, "reward.custom_reward_function.name": "reward"}
-    words = [sys.executable, "-m", "verl.trainer.main_ppo", *(f"{key}={value}" for key, value in keys.items())]
-    environment = os.environ | VARIABLES | OF_VERL | {"FAULTLINE_DUMP": str(folder / "dump")}
-    with (folder / "log.txt").open("w") as log:
-        subprocess.run(words, env=environment, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
+    keys |= {"data.train_files": asked, "data.val_files": asked}
+    keys |= {"reward.custom_reward_function.path": __file__, "reward.custom_reward_function.name": "scored"}
+    run("verl.trainer.main_ppo", keys, OF_VERL | {"FAULTLINE_DUMP": str(folder / "dump")}, folder)
 
 
-def reward(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None, **_: Any) -> float:
-    return float(len(set(solution_str)))
+def scored(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None, **_: Any) -> float:
+    """The reward in verl's form."""
+    return reward(solution_str)
 
 
-VERL = Trainer("verl", SETTINGS, (1720, 1721, 1722), dump, "dump/step-*.parquet")
+def logged(folder: Path, mean_ratio: float) -> dict[str, float]:
+    """By how much the mean ratio by verl's metrics, k3_kl − kl + 1, is off that of the batch. Raises UserError without them."""
+    printed = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
+    values = {name: re.findall(rf"rollout_corr/{name}:(\S+)", printed) for name in ("k3_kl", "kl")}
+    if not all(values.values()):
+        raise UserError(f"{folder / 'log.txt'}: verl printed no rollout_corr/k3_kl and rollout_corr/kl")
+    return {"logged_off": float(values["k3_kl"][-1]) - float(values["kl"][-1]) - (mean_ratio - 1)}
+
+
+VERL = Trainer("verl", SETTINGS, (1720, 1721, 1722), dump, "dump/step-*.parquet", logged)
 
 if __name__ == "__main__":
     with command("interrupted; the same command goes on"):

