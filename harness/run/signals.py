@@ -48,7 +48,11 @@ class RunProgress:
         """Print the evaluation after the last step, which no line on a step shows, and whether no step trained anything."""
         print(f"evaluation at the end {metrics['eval/reward']:.3f}", flush=True)
         if self.largest == 0:
-            print("no step had a gradient, so nothing was trained: all advantages or all weights were 0", flush=True)
+            print(
+                "no step had a gradient, so nothing was trained: all advantages or all weights were 0. If each prompt's "
+                "responses have equal rewards, try rollout.temperature=1 rollout.top_p=1 rollout.top_k=0",
+                flush=True,
+            )
 
 
 class Preempted(SystemExit):

@@ -139,10 +139,10 @@ def test_its_one_picture_is_of_the_recorded_runs():
     rewards, dumps = cost.recorded()
     ends = cost.endpoints(rewards).groupby("setting").mean()
     bug, right = ends[True], ends[False]
-    assert f"`rollout_is=token` the toy ended at {bug['token']:.2f}, and with TRL's default at {bug['sequence']:.2f}" in said
+    assert f"`rollout_is=token` it ended at {bug['token']:.2f}, and with TRL's default at {bug['sequence']:.2f}" in said
     title = cost.of_ppo(rewards).axes[0].get_title(loc="left")
     assert f"ended at {bug['rollout']:.2f}, not {right['rollout']:.2f}" in title
-    assert "lower than without the bug in all ten seeds" in said
+    assert {f"{reward:.2f}" for reward in right} == {"0.85"} and "with TRL's default at 0.82, not 0.85" in said
     named = dumps[dumps["bug"]].groupby("seed")["named"].unique()
     assert len(named) == 10 and all(list(names) == ["raw_logprobs"] for names in named)
     assert "named the bug from the first batch, in all ten seeds" in said
@@ -194,10 +194,9 @@ def test_its_table_counts_the_record(record):
     assert set(record[clean]["plain_kind"]) == {"consistent", "unknown"} and set(record[clean]["kind"]) == {"consistent"}
     assert f"| {clean.sum()} | {clean.sum() - quiet} `UNKNOWN`, {quiet} no alarm | {clean.sum()} no alarm |" in README
     said = " ".join(README.split())
-    assert f"No sound batch got `FAULT`, of {clean.sum()} of toys and SmolLM2-135M from about 35 sources" in said
+    assert f"The table's dumps are of toys and SmolLM2, its {clean.sum()} of about 35 sources" in said
     missed = sum(silent[name, "plain_"] for name in ("shown", "known", "unnamed"))
-    assert f"From what verl saves by default it [missed {missed} of {(shown | known | unnamed).sum()} bugs]" in said
-    assert f"but none of {shown.sum()} batches with the two bugs below" in said
+    assert 0.45 < missed / (shown | known | unnamed).sum() < 0.55 and "[about half of our test bugs passed]" in said
     ruled, edited = ({NAMES.get(name, name) for name in record[part]["fault"]} for part in (shown | known, edit))
     assert len(ruled) == 10 and len(edited - ruled) == 5 and set(FAULTS.names()) - ruled - edited == {"cache", "routing"}
     assert "Five more of the 16 were tested on edited columns, `cache` never" in said
@@ -230,7 +229,9 @@ def test_the_count_of_answers_in_other_trainers_is_that_of_their_records():
     without = frame[frame["expected"] == ""]
     passed = (without["kind"] == "consistent").sum()
     assert (len(without), passed) == (6, 3) and "Six more had a bug without a rule: three passed" in said
-    assert without[without["kind"] == "consistent"]["trainer"].unique().tolist() == ["SkyRL"]
+    unseen = without[without["kind"] == "consistent"]
+    assert unseen[["trainer", "setting"]].drop_duplicates().values.tolist() == [["SkyRL", "top_p 0.9"]]
+    assert "| | `top_p` | SkyRL 0.3.0 | **misses it** |" in README
     findings, metrics_only = (
         " ".join((ROOT / f"docs/{page}.md").read_text(encoding="utf-8").split()) for page in ("findings", "metrics-only")
     )

@@ -17,5 +17,6 @@ def test_a_run_without_any_gradient_says_that_it_trained_nothing(gradients, trai
         progress.show(done, STEP if gradient is None else STEP | {"actor/grad_norm": gradient})
     progress.end({"eval/reward": 0.5})
     last = capsys.readouterr().out.splitlines()[-1]
-    nothing = "no step had a gradient, so nothing was trained: all advantages or all weights were 0"
-    assert last == ("evaluation at the end 0.500" if trained else nothing)
+    nothing = "no step had a gradient, so nothing was trained: all advantages or all weights were 0. If each prompt's responses "
+    remedy = "have equal rewards, try rollout.temperature=1 rollout.top_p=1 rollout.top_k=0"
+    assert last == ("evaluation at the end 0.500" if trained else nothing + remedy)
