@@ -438,6 +438,7 @@ def test_the_faulty_example_is_named_and_gets_no_correction(tmp_path, monkeypatc
     rows = pq.read_table(example("raw")).to_pylist()
     ratios = np.concatenate([np.exp(np.array(r["logp_old"]) - np.array(r["logp_rollout"])) for r in rows])
     assert told["diagnosis"]["mean_ratio"] == pytest.approx(ratios.mean(), abs=1e-6) == pytest.approx(1.284, abs=1e-3)
+    assert 1 < told["diagnosis"]["statistics"]["slope/temperature"] < 1 / 0.7  # without rounding and noise it is 1/0.7
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "fp8")) for name in EXAMPLES])
