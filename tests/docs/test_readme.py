@@ -64,13 +64,13 @@ def verdict():
 
 @pytest.mark.slow
 def test_the_first_block_is_the_faulty_example():
-    """The command above the block prints its lines, in their order."""
+    """The command above the block prints its lines, in their order; "..." stands for some that are left out."""
     printed = replayed("raw", code=3)
     shown = blocks("text")[0].splitlines()
     assert "\nfaultline replay --example raw " in blocks("bash")[0] and shown[0] == printed[0]
     assert "VERDICT  No correction is proposed." in printed
     rest = iter(printed)
-    assert all(line in rest for line in shown)
+    assert all(line == "..." or line in rest for line in shown)
 
 
 @pytest.mark.slow
@@ -139,13 +139,13 @@ def test_its_one_picture_is_of_the_recorded_runs():
     rewards, dumps = cost.recorded()
     ends = cost.endpoints(rewards).groupby("setting").mean()
     bug, right = ends[True], ends[False]
-    assert f"`rollout_is=token` it ended at {bug['token']:.2f}, and with TRL's default at {bug['sequence']:.2f}" in said
+    assert f"`rollout_is=token` it ended at {bug['token']:.2f}, with TRL's default at {bug['sequence']:.2f}" in said
     title = cost.of_ppo(rewards).axes[0].get_title(loc="left")
     assert f"ended at {bug['rollout']:.2f}, not {right['rollout']:.2f}" in title
-    assert {f"{reward:.2f}" for reward in right} == {"0.85"} and "with TRL's default at 0.82, not 0.85" in said
+    assert {f"{reward:.2f}" for reward in right} == {"0.85"}  # in the picture
     named = dumps[dumps["bug"]].groupby("seed")["named"].unique()
     assert len(named) == 10 and all(list(names) == ["raw_logprobs"] for names in named)
-    assert "named the bug from the first batch, in all ten seeds" in said
+    assert "named the bug from the first batch, in all ten seeds:" in said
     every = cost.endpoints(rewards)
     assert (every[True] < every[False]).all()
 
@@ -194,7 +194,7 @@ def test_its_table_counts_the_record(record):
     assert set(record[clean]["plain_kind"]) == {"consistent", "unknown"} and set(record[clean]["kind"]) == {"consistent"}
     assert f"| {clean.sum()} | {clean.sum() - quiet} `UNKNOWN`, {quiet} no alarm | {clean.sum()} no alarm |" in README
     said = " ".join(README.split())
-    assert f"The table's dumps are of toys and SmolLM2, its {clean.sum()} of about 35 sources" in said
+    assert f"The {clean.sum()} are of toys and SmolLM2, from about 35 sources" in said
     missed = sum(silent[name, "plain_"] for name in ("shown", "known", "unnamed"))
     assert 0.45 < missed / (shown | known | unnamed).sum() < 0.55 and "[about half of our test bugs passed]" in said
     ruled, edited = ({NAMES.get(name, name) for name in record[part]["fault"]} for part in (shown | known, edit))
@@ -223,15 +223,15 @@ def test_the_count_of_answers_in_other_trainers_is_that_of_their_records():
     right = (told == frame["expected"])[frame["expected"] != ""]
     counts = named["expected"].value_counts()
     said = " ".join(README.split())
-    assert f"[it was right {right.sum()} times of {len(right)}]" in said
+    assert f"[it was right {right.sum()} times of {len(right)}]" in said and "where it has a rule**" in said
     cuts, raw = counts["truncated_sampling"], counts["raw_logprobs"]
-    assert f"{counts['consistent']} sound, {raw} logged before temperature and {cuts} cut" in said
+    assert f"{counts['consistent']} sound, {raw} logged before temperature and {cuts} cut." in said
     without = frame[frame["expected"] == ""]
     passed = (without["kind"] == "consistent").sum()
-    assert (len(without), passed) == (6, 3) and "Six more had a bug without a rule: three passed" in said
+    assert (len(without), passed) == (6, 3) and "Of six without a rule three passed" in said
     unseen = without[without["kind"] == "consistent"]
     assert unseen[["trainer", "setting"]].drop_duplicates().values.tolist() == [["SkyRL", "top_p 0.9"]]
-    assert "| | `top_p` | SkyRL 0.3.0 | **misses it** |" in README
+    assert "| | `top_p` or `top_k` | SkyRL 0.3.0 | **misses it** |" in README
     findings, metrics_only = (
         " ".join((ROOT / f"docs/{page}.md").read_text(encoding="utf-8").split()) for page in ("findings", "metrics-only")
     )
