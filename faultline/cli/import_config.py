@@ -25,6 +25,7 @@ faultline import-config run.sh"""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `faultline import-config`."""
+    parser.usage = "%(prog)s [-h] file [--launch DIR [KEY=VALUE ...]]"  # --launch takes all that follows
     parser.add_argument("file", type=Path, help="YAML or JSON file of keys, or a shell recipe")
     parser.add_argument(
         "--launch", nargs="+", metavar=("DIR", "KEY=VALUE"),

@@ -42,34 +42,36 @@ def import_config(path: Path, *, ready: bool = False) -> str:
     return translate(path, ready=ready).text
 
 
-def translate(path: Path, *, ready: bool) -> Translated:
+def translate(path: Path, *, ready: bool, folder: Path = Path("conf"), name: str = "mine") -> Translated:
     """Translate the config or recipe at `path` to an equivalent experiment file.
 
     path: YAML or JSON with nested or dotted keys, a YAML list of Hydra's overrides, or a shell script, which is not executed.
-    ready: whether to include the model, the task and a name of the sweep. Raises UserError if the file cannot be read, its
+    ready: whether to include the model, the task and a name of the sweep. folder, name: its comments say how to run it as
+    folder/experiment/name.yaml. Raises UserError if the file cannot be read, its
     format is unknown, a value does not fit its key, a key of a correction is not translated, or the model is missing but
     required by `ready`.
     """
     flat = flatten(_read(path))
-    name = next((name for name, module in FORMATS.items() if module.recognises(flat)), None)
-    if name is None:
+    program = next((program for program, module in FORMATS.items() if module.recognises(flat)), None)
+    if program is None:
         raise UserError(
             f"{path}: no key of a verl, SkyRL or TRL config; known are algorithm.rollout_correction, "
             "trainer.algorithm.off_policy_correction, vllm_importance_sampling_correction and their neighbours"
         )
-    source, translation = Source(flat, FORMATS[name].shorten), Translation(ready)
-    FORMATS[name].translate(source, translation)
+    source, translation = Source(flat, FORMATS[program].shorten), Translation(ready)
+    FORMATS[program].translate(source, translation)
 
-    if corrections := [line for line in source.left() if FORMATS[name].CORRECTION.search(line.partition("=")[0])]:
+    if corrections := [line for line in source.left() if FORMATS[program].CORRECTION.search(line.partition("=")[0])]:
         raise UserError(f"{path}: {', '.join(corrections)}: a correction's key that is not translated; remove or mend it")
     formats.warn(translation, source.left())
     if ready:
-        translation.policy(source, FORMATS[name].POLICY)
+        translation.policy(source, FORMATS[program].POLICY)
         translation.set("run.sweep", experiment_name(path))
     else:
-        translation.small_model(source, FORMATS[name].POLICY.model)
+        translation.small_model(source, FORMATS[program].POLICY.model)
     lost = [re.split("[=:]", line)[0] for line in translation.lost + source.left()]
-    return Translated(translation.render(f"{name} config {path.name}", source.left()), translation.gpus, lost)
+    text = translation.render(f"{program} config {path.name}", source.left(), folder, name)
+    return Translated(text, translation.gpus, lost)
 
 
 class Launched(NamedTuple):
@@ -90,7 +92,8 @@ def launch(path: Path, folder: Path, overrides: Sequence[str] = ()) -> Launched:
     from harness.config import parse
     from harness.train.ranks import check_ranks
 
-    name, (text, gpus, lost) = experiment_name(path), translate(path, ready=True)
+    name = experiment_name(path)
+    text, gpus, lost = translate(path, ready=True, folder=folder, name=name)
     file = folder / "experiment" / f"{name}.yaml"
     if file.exists() or file.is_symlink():
         raise UserError(f"{file}: is there already; remove it, or give --launch another folder")
@@ -120,7 +123,7 @@ def launch(path: Path, folder: Path, overrides: Sequence[str] = ()) -> Launched:
 def _untranslated(lost: list[str]) -> list[str]:
     """Say how many keys of a recipe were not translated, and name each on a line of its own."""
     if not lost:
-        return ["every key was translated"]
+        return ["every key was translated, or is a note in the file"]
     counted = "1 key was" if len(lost) == 1 else f"{len(lost)} keys were"
     return [f"{counted} not translated; comments of the file have their values:", *(f"  {printable(key)}" for key in lost)]
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, overload
 
 import yaml
@@ -391,20 +393,21 @@ class Translation:
             kept = f"this geometric band keeps {share} % of an FP8 batch of SmolLM2, or less"
             self.warnings.append(f"{source}: {kept}; docs/collapsed.md says: do not set it")
 
-    def render(self, title: str, left: list[str]) -> str:
-        """Render the text of the experiment file. left: keys of the other program that were not translated."""
+    def render(self, title: str, left: list[str], folder: Path, name: str) -> str:
+        """Render the text of the experiment file `folder`/experiment/`name`.yaml.
+
+        left: keys of the other program that were not translated.
+        """
         denominator: Denominator = self.denominator if self.reject else "original"
         normalize: Normalize = self.normalize if self.weight.level and self.weight.apply else "none"
         ratio: RatioNumerator = self.ratio if self.weight.level or self.reject else "old"
         correction = Correction(ratio, self.weight, self.reject, normalize, denominator)
         values = self.values | {"correction": _plain(correction)}
         # A line break in a key would end its comment, and what follows would be read as YAML.
-        start = f"{' '.join((self.gpus or Gpus(1, 1)).start())} --config-dir conf +experiment=mine"
-        lines = [
-            "# @package _global_",
-            f"# {printable(title)}, translated. Save it as conf/experiment/mine.yaml and run",
-            f"#   {start}",
-        ]
+        words = ["--config-dir", str(folder), f"+experiment={name}"]
+        start = printable(shlex.join([*(self.gpus or Gpus(1, 1)).start(), *words]))
+        save = "Run" if self.ready else f"Save it as {folder}/experiment/{name}.yaml and run"
+        lines = ["# @package _global_", f"# {printable(title)}, translated. {save}", f"#   {start}"]
         lines += [f"# WARNING: {printable(warning)}" for warning in self.warnings]
         lines += [f"# note: {printable(note)}" for note in self.notes]
         lines += [f"# not translated: {printable(line)}" for line in self.lost + left]
