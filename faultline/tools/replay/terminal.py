@@ -95,7 +95,7 @@ def deployed(verdict: Verdict) -> list[tuple[str, str]]:
     """(Correction, what the study of docs/decision.md measured of it) for each deployed policy; [] if none may be named."""
     if not verdict.answerable:
         return []
-    slight = "; hardly changes this dump" * ((verdict.mismatch.ess_token or 0) > SLIGHT)
+    slight = "; optional: it hardly changes this dump" * ((verdict.mismatch.ess_token or 0) > SLIGHT)
     below = f" (set below{slight})"
     return [
         (f"IF YOU DEPLOY THE {DEPLOYED[one.policy].upper()}: {one.text}{below * bool(one.settings)}", one.measured)
