@@ -129,7 +129,7 @@ def of_ppo(rewards: pd.DataFrame) -> Figure:
     axis.set_xlabel("RL step")
     axis.set_ylabel("held-out reward")
     ended = f"at {ends[True]:.2f}, not {ends[False]:.2f}"
-    axis.set_title(f"Logged as vLLM does by default, PPO in bypass mode ended {ended}: a toy, ten seeds", fontsize=11)
+    axis.set_title(f"With vLLM's raw log-probabilities PPO in bypass mode ended {ended}: a toy, ten seeds", fontsize=11)
     return figure
 
 

@@ -144,7 +144,7 @@ def test_its_one_picture_is_of_the_recorded_runs():
     began, ended = (
         {f"{reward:.2f}" for reward in means} for means in (rewards.query("step == 0").groupby("setting")["reward"].mean(), right)
     )
-    assert f"reward from {min(began)} to {min(ended)}. Logged raw" in said and len(began) == len(ended) == 1
+    assert f"reward from {min(began)} to {min(ended)}. With raw log-probabilities" in said and len(began) == len(ended) == 1
     assert f"it ended at {bug['token']:.2f} with verl's `rollout_is=token`, at {bug['sequence']:.2f} with TRL's default" in said
     assert f"and at {bug['rollout']:.2f} with PPO in bypass mode:" in said
     named = dumps[dumps["bug"]].groupby("seed")["named"].unique()
@@ -227,7 +227,9 @@ def test_the_count_of_answers_in_other_trainers_is_that_of_their_records():
     right = (told == frame["expected"])[frame["expected"] != ""]
     counts = named["expected"].value_counts()
     said = " ".join(README.split())
-    assert f"it was **right {right.sum()} times of {len(right)} where it has a rule**, and missed three of six bugs" in said
+    bugs = counts["raw_logprobs"] + counts["truncated_sampling"]
+    assert f"**{bugs} of {bugs} bugs that have a rule, and passed {counts['consistent']} of {counts['consistent']} sound" in said
+    assert right.all() and "Of six batches with another bug three passed" in said
     cuts, raw = counts["truncated_sampling"], counts["raw_logprobs"]
     without = frame[frame["expected"] == ""]
     passed = (without["kind"] == "consistent").sum()
