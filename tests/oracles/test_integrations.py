@@ -23,7 +23,7 @@ import faultline
 from faultline.integrations import trl, verl
 from harness.errors import UserError
 from tests.oracles.comparing import batch
-from tests.oracles.conftest import FOLDER
+from tests.oracles.site.sitecustomize import ORACLES
 
 
 def proto(seed=0, dtype=torch.float32, **tensors) -> tuple[DataProto, faultline.Batch]:
@@ -78,7 +78,7 @@ def test_verls_own_function_is_recorded_before_it_rejects(tmp_path, monkeypatch,
 def test_verl_imports_the_hook_that_its_environment_names(tmp_path):
     code = f"""
 import sys, typing, typing_extensions
-sys.path += [{str(FOLDER)!r}]
+sys.path += [{str(ORACLES)!r}]
 import torch
 from verl import DataProto
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
@@ -117,7 +117,7 @@ def test_verls_batches_are_diagnosed_in_a_line(monkeypatch, capsys):
 @pytest.mark.parametrize("trainer", ["ray_trainer.py", "v1/trainer_base.py"])
 def test_both_trainers_of_verl_call_that_function_before_they_compute_advantages(trainer):
     """They need a cluster and packages that are not here, so their source is read."""
-    text = (FOLDER / "verl/trainer/ppo" / trainer).read_text()
+    text = (ORACLES / "verl/trainer/ppo" / trainer).read_text()
     call = r"compute_rollout_correction_and_add_to_batch\((data|batch), rollout_corr_config\)"
     calls = [m.start() for m in re.finditer(call, text)]
     later = [m.start() for m in re.finditer(r"(data|batch) = compute_advantage\w*\(", text)]

@@ -24,7 +24,7 @@ from faultline.tools.import_config.verl import ALONE
 from harness.train.data.rewards import RewardPenalty
 from harness.train.schedule import learning_rates
 from tests.oracles.comparing import NORM, Counts, batch, config, objective
-from tests.oracles.conftest import FOLDER
+from tests.oracles.site.sitecustomize import ORACLES
 from tests.oracles.verl_cases import REDUCTIONS
 
 
@@ -52,7 +52,7 @@ def test_verl_subtracts_no_baseline_from_a_response_alone(name):
 
 def apply_kl_penalty(*given):
     """verl's function of that name, whose module needs torchdata for other things."""
-    parts = ast.parse((FOLDER / "verl/trainer/ppo/ray_trainer.py").read_text()).body
+    parts = ast.parse((ORACLES / "verl/trainer/ppo/ray_trainer.py").read_text()).body
     (function,) = (part for part in parts if isinstance(part, ast.FunctionDef) and part.name == "apply_kl_penalty")
     names = {"torch": torch, "core_algos": core_algos, "DataProto": DataProto, "masked_mean": torch_functional.masked_mean}
     exec(compile(ast.Module([function], []), "ray_trainer.py", "exec"), names)
