@@ -141,10 +141,10 @@ def test_its_one_picture_is_of_the_recorded_runs():
     bug, right = ends[True], ends[False]
     title = cost.of_ppo(rewards).axes[0].get_title(loc="left")
     assert f"ended at {bug['rollout']:.2f}, not {right['rollout']:.2f}" in title
-    began, ended = (
-        {f"{reward:.2f}" for reward in means} for means in (rewards.query("step == 0").groupby("setting")["reward"].mean(), right)
-    )
-    assert f"reward from {min(began)} to {min(ended)}. With raw log-probabilities" in said and len(began) == len(ended) == 1
+    first = rewards.query("step == 0").groupby("setting")["reward"].mean()
+    began, ended = ({f"{reward:.2f}" for reward in means} for means in (first, right))
+    assert len(began) == len(ended) == 1
+    assert f"RL raised the reward from {min(began)} to {min(ended)}. With `raw_logprobs`" in said
     assert f"it ended at {bug['token']:.2f} with verl's `rollout_is=token`, at {bug['sequence']:.2f} with TRL's default" in said
     assert f"and at {bug['rollout']:.2f} with PPO in bypass mode:" in said
     named = dumps[dumps["bug"]].groupby("seed")["named"].unique()
@@ -200,7 +200,7 @@ def test_its_table_counts_the_record(record):
     said = " ".join(README.split())
     assert f"The {clean.sum()} are from about 35 sources" in said
     missed = sum(silent[name, "plain_"] for name in ("shown", "known", "unnamed"))
-    assert 0.45 < missed / (shown | known | unnamed).sum() < 0.55 and "[about half of our test bugs passed]" in said
+    assert 0.45 < missed / (shown | known | unnamed).sum() < 0.55 and "[about half of our test bugs were missed]" in said
     ruled, edited = ({NAMES.get(name, name) for name in record[part]["fault"]} for part in (shown | known, edit))
     assert len(ruled) == 10 and len(edited - ruled) == 5 and set(FAULTS.names()) - ruled - edited == {"cache", "routing"}
     assert "Five more of the 16 were tested on edited columns, `cache` never" in said
@@ -228,8 +228,8 @@ def test_the_count_of_answers_in_other_trainers_is_that_of_their_records():
     counts = named["expected"].value_counts()
     said = " ".join(README.split())
     bugs = counts["raw_logprobs"] + counts["truncated_sampling"]
-    assert f"**{bugs} of {bugs} bugs that have a rule, and passed {counts['consistent']} of {counts['consistent']} sound" in said
-    assert right.all() and "Of six batches with another bug three passed" in said
+    assert f"**{bugs} of {bugs} bugs that have a rule, and accused none of {counts['consistent']} sound" in said
+    assert right.all() and "Of six batches with another bug it missed three" in said
     cuts, raw = counts["truncated_sampling"], counts["raw_logprobs"]
     without = frame[frame["expected"] == ""]
     passed = (without["kind"] == "consistent").sum()
