@@ -2,7 +2,7 @@
 
 Each dump holds 512 responses of at most 64 tokens to sums, which vLLM samples from SmolLM2 with the same random numbers, in BF16
 and in FP8 (W8A8, a scale per channel). The trainer's fp32 policy scores them. It takes about 12 minutes of CPU time. The third
-dump, which has a fault, is of SkyRL's trainer: `python -m tests.oracles.skyrl_batches` makes it.
+dump, which has a fault, is of SkyRL's trainer: `python -m tests.oracles.ship_example` makes it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ ARMS = {"bf16": "bf16", "fp8": "fp8_channel"}
 
 def main(names: list[str]) -> None:
     """Write the example's dumps into FOLDER, a parquet file each. names: of the files, without suffix; if empty, all."""
+    if unknown := set(names) - ARMS.keys():
+        raise SystemExit(f"{', '.join(unknown)}: give {' or '.join(ARMS)}; tests.oracles.ship_example makes raw")
     for name in names or ARMS:
         policy = Policy(Size(responses=512, answer=64))
         dumped = columns(policy.scored("vllm", ARMS[name]), policy)

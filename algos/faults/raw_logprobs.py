@@ -48,7 +48,8 @@ FAULT = Fault(
     (
         f"{VLLM} config/model.py",
         f"{VERL} rollout.yaml:93",
-        "SkyRL 0.3.0: each key of engine_init_kwargs is set on vLLM's arguments (read, not run); vllm-project/vime issue 64",
+        "SkyRL 0.3.0: each key of engine_init_kwargs is set on vLLM's arguments",
+        "vllm-project/vime issue 64",
         f"{TRL} issues 4159 and 6945",
         f"{PRIME} configs/inference.py:611 and pull 697",
         "vllm-project/vllm issue 42259",

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-if not Path(".venv/oracles/installed").exists():
+if not (Path(__file__).parents[2] / ".venv/oracles/installed").exists():
     collect_ignore_glob = ["test_*.py"]
 else:
     import tests.oracles.site.sitecustomize  # noqa: F401

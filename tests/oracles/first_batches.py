@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -89,18 +90,25 @@ def made(trainer: Trainer, root: Path) -> pd.DataFrame:
 def batch(trainer: Trainer, name: str, seed: int, root: Path) -> Path:
     """The folder of a setting's batch below `root`, made if it is missing. Raises UserError where the trainer leaves none."""
     folder = root / f"{re.sub('[^a-z0-9.]+', '_', name)}-{seed}"  # Hydra splits words at commas
-    if not list(folder.glob(trainer.files)):
-        trainer.dump(trainer.settings[name], seed, folder)
-    if len(list(folder.glob(trainer.files))) != 1:
-        raise UserError(f"{folder}: {trainer.name}'s trainer left not one {trainer.files}; log.txt there says why")
+    if not folder.exists():
+        unfinished = folder.with_name(f"{folder.name}.unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        trainer.dump(trainer.settings[name], seed, unfinished)
+        unfinished.rename(folder)
+    if (number := len(list(folder.glob(trainer.files)))) != 1:
+        raise UserError(f"{folder}: {trainer.name} left {number} files {trainer.files}, not one; remove the folder")
     return folder
 
 
 def run(module: str, keys: dict[str, Any], variables: dict[str, str], folder: Path) -> None:
-    """Run a trainer's module with keys in Hydra's form, its output in log.txt of `folder`. Raises UserError where it fails.
+    """Run a trainer's module with keys in Hydra's form, its output in log.txt of `folder`.
 
-    Ray, vLLM and SkyRL's router listen on all interfaces. So they get a network of their own, which has loopback alone.
+    Ray, vLLM and SkyRL's router listen on all interfaces. So they get a network of their own, which has loopback alone: Linux
+    makes it for a user who may have namespaces. Raises UserError where it fails, or where unshare or ip is missing.
     """
+    for program, package in {"unshare": "util-linux", "ip": "iproute2"}.items():
+        if shutil.which(program) is None:
+            raise UserError(f"{program} is missing, which gives the trainer a network of its own; Debian has it in {package}")
     network = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
     words = [sys.executable, "-m", module, *(f"{key}={value}" for key, value in keys.items())]
     with (folder / "log.txt").open("w") as log:

@@ -11,7 +11,8 @@ import pytest
 
 from faultline.tools.replay.example import example
 from harness.errors import UserError
-from tests.oracles.first_batches import VARIABLES, Setting, Trainer, made, run, table
+from tests.oracles.first_batches import VARIABLES, Setting, Trainer, made, recorded, run, table
+from tests.oracles.skyrl_batches import SKYRL
 from tests.oracles.trl_batches import TRL
 from tests.oracles.verl_batches import OF_VERL, logged
 
@@ -48,16 +49,37 @@ def copying(name: str) -> Trainer:
 
 
 def test_batches_are_made_once_and_answered(tmp_path):
-    """The folder's name has no comma, where Hydra would split it. The shipped dump has 128 responses of 3,011 tokens."""
+    """The folder's name has no comma, where Hydra would split it. The shipped dump is the first seed's in SkyRL's record."""
     for _ in range(2):
         (row,) = made(copying("raw"), tmp_path).to_dict("records")
     assert [path.name for path in tmp_path.iterdir()] == ["_0.7_raw-1"]
-    assert (row["kind"], row["named"], row["responses"], row["tokens"]) == ("fault", "raw_logprobs", 128, 3011)
+    (shipped,) = recorded(SKYRL).query("setting == 'temperature 0.7' and seed == 1730").to_dict("records")
+    assert {key: row[key] for key in ("kind", "named", "responses", "tokens")} == {
+        "kind": "fault", "named": "raw_logprobs", "responses": 128, "tokens": shipped["tokens"],
+    }  # fmt: skip
+    assert row["mean_ratio"] == pytest.approx(shipped["mean_ratio"], rel=1e-5)
 
 
 def test_a_trainer_that_leaves_no_batch_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"left not one step-\*.parquet; log.txt there"):
+    with pytest.raises(UserError, match=r"copy left 0 files step-\*.parquet, not one"):
         made(copying(""), tmp_path)
+
+
+def test_what_a_failed_trainer_left_is_not_taken_for_its_batch(tmp_path):
+    """It wrote its batch, and then failed. The same command runs it again."""
+    calls = []
+
+    def dump(setting: Setting, seed: int, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        shutil.copy(example("raw"), folder / "step-1.parquet")
+        calls.append(folder.name)
+        if len(calls) == 1:
+            raise UserError("ended with code 1")
+
+    trainer = copying("raw")._replace(dump=dump)
+    with pytest.raises(UserError, match="ended with code 1"):
+        made(trainer, tmp_path)
+    assert len(made(trainer, tmp_path)) == 1 and calls == ["_0.7_raw-1.unfinished"] * 2
 
 
 def test_a_trainer_that_fails_is_refused_and_its_output_kept(tmp_path):
@@ -82,7 +104,7 @@ def ran(code: str, variables: dict[str, str]) -> None:
 
 
 def test_what_is_replaced_in_verl_is_there():
-    """verl finds the CPU as its platform, which has each method that verl asks of one; its worker loads weights by this name."""
+    """verl finds the CPU as its platform. The worker's method that is replaced and vLLM's that replaces it have these names."""
     ran(
         "from verl.plugin.platform import get_platform\n"
         "assert type(get_platform()).__name__ == 'Cpu' and get_platform().is_available()\n"
@@ -95,15 +117,15 @@ def test_what_is_replaced_in_verl_is_there():
     )
 
 
-def test_what_is_replaced_in_skyrl_is_there():
-    """Each method that `skyrl_cpu` overrides or sets is SkyRL's, by this name."""
+def test_the_methods_that_are_replaced_in_skyrl_are_there():
+    """Each method that the classes of `skyrl_cpu` override is SkyRL's, by this name."""
     ran(
         "from tests.oracles import skyrl_cpu as ours\n"
         "from skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker import FSDPPolicyWorkerBase as worker\n"
         "from skyrl.train.entrypoints.main_base import BasePPOExp as run\n"
         "from skyrl.train.trainer import RayPPOTrainer as trainer\n"
         "for mine, theirs in ((ours.PolicyWorker, worker), (ours.First, run)):\n"
-        "    for name in set(vars(mine)) - {'__module__', '__doc__', '__init__', '__qualname__'}:\n"
+        "    for name in vars(mine):\n"
         "        assert name.startswith('__') or hasattr(theirs, name), name\n"
         "assert trainer.train_critic_and_policy\n",
         {},

@@ -406,8 +406,11 @@ class Translation:
         # A line break in a key would end its comment, and what follows would be read as YAML.
         words = ["--config-dir", str(folder), f"+experiment={name}"]
         start = printable(shlex.join([*(self.gpus or Gpus(1, 1)).start(), *words]))
-        save = "Run" if self.ready else f"Save it as {folder}/experiment/{name}.yaml and run"
-        lines = ["# @package _global_", f"# {printable(title)}, translated. {save}", f"#   {start}"]
+        lines = [
+            "# @package _global_",
+            f"# {printable(title)}, translated. As {printable(str(folder))}/experiment/{name}.yaml it is run by",
+            f"#   {start}",
+        ]
         lines += [f"# WARNING: {printable(warning)}" for warning in self.warnings]
         lines += [f"# note: {printable(note)}" for note in self.notes]
         lines += [f"# not translated: {printable(line)}" for line in self.lost + left]

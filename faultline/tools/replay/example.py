@@ -1,6 +1,6 @@
 """The example dumps of the package: SmolLM2-135M, sampled by vLLM.
 
-`experiments/replay_example.py` makes the sound ones, and `tests/oracles/skyrl_batches.py` that with a fault, of a trainer.
+`experiments/replay_example.py` makes the sound ones, and `tests/oracles/ship_example.py` that with a fault, of SkyRL's trainer.
 """
 
 from __future__ import annotations
