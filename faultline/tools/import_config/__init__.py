@@ -47,9 +47,8 @@ def translate(path: Path, *, ready: bool, folder: Path = Path("conf"), name: str
 
     path: YAML or JSON with nested or dotted keys, a YAML list of Hydra's overrides, or a shell script, which is not executed.
     ready: whether to include the model, the task and a name of the sweep. folder, name: its comments say how to run it as
-    folder/experiment/name.yaml. Raises UserError if the file cannot be read, its
-    format is unknown, a value does not fit its key, a key of a correction is not translated, or the model is missing but
-    required by `ready`.
+    folder/experiment/name.yaml. Raises UserError if the file cannot be read, its format is unknown, a value does not fit its
+    key, a key of a correction is not translated, or the model is missing but required by `ready`.
     """
     flat = flatten(_read(path))
     program = next((program for program, module in FORMATS.items() if module.recognises(flat)), None)
