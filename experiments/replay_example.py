@@ -1,7 +1,7 @@
 """`python -m experiments.replay_example`: make the sound dumps of `faultline replay --example`. It needs `make llm vllm`.
 
 Each dump holds 512 responses of at most 64 tokens to sums, which vLLM samples from SmolLM2 with the same random numbers, in BF16
-and in FP8 (W8A8, a scale per channel). The trainer's fp32 policy scores them. It takes about 12 minutes of CPU time. The third
+and in FP8 (W8A8, a scale per channel). The trainer's fp32 policy scores them. The third
 dump, which has a fault, is of SkyRL's trainer: `python -m tests.oracles.ship_example` makes it.
 """
 

@@ -21,7 +21,7 @@ from experiments.faults.report import MOVING, NAMES, answers, read
 from faultline.cli import main
 from faultline.tools.replay import page as replay_page
 from tests.faultline.tools.replay.cases import unwritten
-from tests.oracles.first_batches import recorded, table
+from tests.oracles.first_batches import recorded, table, told
 from tests.oracles.skyrl_batches import SKYRL
 from tests.oracles.trl_batches import TRL
 from tests.oracles.verl_batches import VERL
@@ -223,8 +223,8 @@ def test_the_count_of_answers_in_other_trainers_is_that_of_their_records():
         frame = recorded(trainer).assign(trainer=trainer.name)
         frames.append(frame.assign(expected=frame["setting"].map(lambda name, of=trainer: of.settings[name].expected)))
     frame = pd.concat(frames)
-    told, named = frame["named"].where(frame["named"] != "", frame["kind"]), frame[frame["expected"] != ""]
-    right = (told == frame["expected"])[frame["expected"] != ""]
+    named = frame[frame["expected"] != ""]
+    right = told(named) == named["expected"]
     counts = named["expected"].value_counts()
     said = " ".join(README.split())
     bugs = counts["raw_logprobs"] + counts["truncated_sampling"]
@@ -278,8 +278,8 @@ def test_its_table_of_trainers_has_the_recorded_means_and_answers(row):
             continue
         trainer, setting, default = cell
         batches = recorded(trainer).groupby("setting").get_group(setting)
-        told = batches["named"].where(batches["named"] != "", batches["kind"]).unique().tolist()
-        assert len(batches) == 3 and told == ["consistent" if "FAULT" not in answer else answer.strip("`").split()[1]]
+        assert len(batches) == 3
+        assert told(batches).unique().tolist() == ["consistent" if "FAULT" not in answer else answer.strip("`").split()[1]]
         mean = f"{batches['mean_ratio'].mean():.2f}"
         cells.append(f"**{mean}**" if default else mean)
     assert f"| {' | '.join([sampled, mode, *cells, answer])} |" in README

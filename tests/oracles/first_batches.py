@@ -60,8 +60,8 @@ class Setting(NamedTuple):
 class Trainer(NamedTuple):
     """A trainer whose first batches are asked about.
 
-    dump(setting, seed, folder) has a process of its own write one into `folder`. files: pattern of what it leaves there.
-    logged(folder, mean_ratio): further columns of the record, from what the trainer itself printed there.
+    dump(setting, seed, folder) has a process of its own write one into `folder`, which exists. files: pattern of what is there
+    then. logged(folder, mean_ratio): further columns of the record, from what the trainer itself printed there.
     """
 
     name: str
@@ -93,6 +93,7 @@ def batch(trainer: Trainer, name: str, seed: int, root: Path) -> Path:
     if not folder.exists():
         unfinished = folder.with_name(f"{folder.name}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
         trainer.dump(trainer.settings[name], seed, unfinished)
         unfinished.rename(folder)
     if (number := len(list(folder.glob(trainer.files)))) != 1:
@@ -120,8 +121,7 @@ def run(module: str, keys: dict[str, Any], variables: dict[str, str], folder: Pa
 
 
 def prompts(folder: Path, columns: dict[str, Any]) -> Path:
-    """Write the prompts with further `columns`, the same for each, as a file in `folder`, which is made."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write the prompts with further `columns`, the same for each, as a file in `folder`."""
     rows = [{"prompt": [{"role": "user", "content": asked}]} | columns for asked in ASKED]
     pd.DataFrame(rows).to_parquet(folder / "prompts.parquet")
     return folder / "prompts.parquet"
@@ -146,12 +146,17 @@ def answer(folder: Path, files: str) -> dict[str, Any]:
     return {"kind": found["kind"], "named": found["fault"] or ""} | numbers
 
 
+def told(record: pd.DataFrame) -> pd.Series:
+    """The answer to each batch of a record: the name of its fault, or else the kind."""
+    return record["named"].where(record["named"] != "", record["kind"])
+
+
 def table(trainer: Trainer, record: pd.DataFrame) -> pd.DataFrame:
     """Rows for the page: per setting the range of the mean ratio and of K3, the answers, and how many were right."""
     rows = []
     for name, part in record.groupby("setting", sort=False):
         expected = trainer.settings[str(name)].expected
-        answers = part["named"].where(part["named"] != "", part["kind"])
+        answers = told(part)
         right = f"{(answers == expected).sum()} of {len(part)}" if expected else "no name is right"
         rows.append(
             {

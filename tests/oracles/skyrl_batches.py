@@ -1,8 +1,8 @@
 """`python -m tests.oracles.skyrl_batches [FOLDER]`: print what replay says of first batches of SkyRL's trainer, from the record.
 
-With FOLDER the batches are made there first, those that are missing, and recorded. SkyRL's `main_base` and its own vLLM sample
-SmolLM2-135M on a CPU; `make llm vllm .venv/oracles/installed` installs them. A batch takes two minutes and 6 GB. A folder keeps
-what an earlier version of this file made: name a new one after a change.
+With FOLDER the batches are made there first, those that are missing, and recorded. SkyRL's `main_base` samples
+SmolLM2-135M by vLLM on a CPU; `make llm vllm .venv/oracles/installed` installs them. A batch takes two minutes and 6 GB. A
+folder keeps what an earlier version of this file made: name a new one after a change.
 """
 
 from __future__ import annotations

@@ -42,7 +42,6 @@ def copying(name: str) -> Trainer:
     """A trainer by the name of a shipped dump, which it leaves once: a second call would find its folder there."""
 
     def dump(setting: Setting, seed: int, folder: Path) -> None:
-        folder.mkdir(parents=True)
         if name:
             shutil.copy(example(name), folder / "step-1.parquet")
 
@@ -71,7 +70,6 @@ def test_what_a_failed_trainer_left_is_not_taken_for_its_batch(tmp_path):
     calls = []
 
     def dump(setting: Setting, seed: int, folder: Path) -> None:
-        folder.mkdir(parents=True)
         shutil.copy(example("raw"), folder / "step-1.parquet")
         calls.append(folder.name)
         if len(calls) == 1:

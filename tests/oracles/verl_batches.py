@@ -1,8 +1,8 @@
 """`python -m tests.oracles.verl_batches [FOLDER]`: print what replay says of first batches of verl's trainer, from the record.
 
-With FOLDER the batches are made there first, those that are missing, and recorded. verl's `main_ppo` and its own vLLM sample
-SmolLM2-135M on a CPU; `make llm vllm .venv/oracles/installed` installs them. A batch takes three minutes and 10 GB. Start one
-command at a time. A folder keeps what an earlier version of this file made: name a new one after a change.
+With FOLDER the batches are made there first, those that are missing, and recorded. verl's `main_ppo` samples
+SmolLM2-135M by vLLM on a CPU; `make llm vllm .venv/oracles/installed` installs them. A batch takes three minutes and 10 GB. Start
+one command at a time. A folder keeps what an earlier version of this file made: name a new one after a change.
 """
 
 from __future__ import annotations
