@@ -21,10 +21,11 @@ def _signature(s: Statistics) -> float | None:
 
 
 def _evidence(s: Statistics) -> str:
+    """The estimated temperature errs toward 1: by rounding, and since a vocabulary has more than two tokens (`slope`)."""
     slope = s["slope/temperature"]
     return (
-        f"as if sampled at a temperature of about {1 / slope:.2f} and logged at 1: the trainer's logits are {slope:.2f} times "
-        f"the logged ones, and the mean ratio is {s['identity/mean']:.3f}, {s['identity/z']:.0f} standard errors from 1"
+        f"as if logged before temperature, of about {1 / slope:.2f} or {'less' if slope > 1 else 'more'}: the mean ratio is "
+        f"{s['identity/mean']:.3f}, {s['identity/z']:.0f} standard errors from 1"
     )
 
 

@@ -52,15 +52,14 @@ def read(record: Path) -> pd.DataFrame:
 def report(record: Path) -> str:
     """Return the tables of `aims` and `matrix`, made from the record, as Markdown."""
     frame = read(record)
-    tables = [aims(frame), matrix(frame), *([kinds(frame), answers(frame)] if "plain_right" in frame else [])]
+    tables = [aims(frame), matrix(frame), *([kinds(frame), answers(frame, "plain_"), answers(frame, "")] if "plain_right" in frame else [])]
     return "\n\n".join(map(markdown, tables))
 
 
-def answers(frame: pd.DataFrame) -> pd.DataFrame:
+def answers(frame: pd.DataFrame, columns: str) -> pd.DataFrame:
     """The table of README.md: a row per group of dumps of all sizes, without edited columns, and how many got which answer.
 
-    It has a column for dumps with verl's default columns and one for dumps with all. A fault without a rule has no right name.
-    frame: as `read` returns it.
+    frame: as `read` returns it. columns: "plain_", answers from verl's default columns, or "", from all columns.
     """
     clean, moving = frame["fault"] == "clean", frame["fault"].isin(MOVING)
     unruled = frame["fault"].isin([*HELD_OUT, *FORMER])
@@ -68,27 +67,20 @@ def answers(frame: pd.DataFrame) -> pd.DataFrame:
     edited = frame["fault"].isin(edits.SIZES.keys() - real.SIZES.keys()) | whole
     known = ~clean & ~unruled & ~edited & ~moving
     bugs = frame[known]["fault"].map(lambda fault: NAMES.get(fault, fault)).nunique()
-    named, unnamed = ("named", "other alarms", "**missed**"), ("`UNKNOWN`", "called another bug", "**missed**")
     parts = {
-        "logged before temperature, or after top-p or top-k": (moving, named),
-        f"{bugs} other known bugs": (known, named),
-        "bugs that it has no rule for": (unruled, unnamed),
-        "no bug": (clean, ("`FAULT`", "`UNKNOWN`", "no alarm")),
+        "logged before temperature, or after top-p or top-k": moving,
+        f"{bugs} other known bugs": known,
+        "bugs that it has no rule for": unruled,
+        "no bug": clean,
     }
-    columns = {"plain_": "from verl's default columns", "": "with tokens, entropies and a good run's batch too, where possible"}
     rows = []
-    for name, (part, told) in parts.items():
-        row = {"what was wrong": name, "batches": int(part.sum())}
-        for prefix, column in columns.items():
-            kinds, right = frame[part][f"{prefix}kind"], frame[part][f"{prefix}right"].sum()
-            silent, fault = (kinds == "consistent").sum(), (kinds == "fault").sum()
-            counts = {
-                "named": right, "other alarms": len(kinds) - right - silent, "**missed**": silent, "no alarm": silent,
-                "`FAULT`": fault, "called another bug": fault, "`UNKNOWN`": (kinds == "unknown").sum(),
-            }  # fmt: skip
-            row[column] = ", ".join(f"{counts[word]} {word}" for word in told if counts[word])
-        rows.append(row)
-    return pd.DataFrame(rows)
+    for name, part in parts.items():
+        kind = frame[part][f"{columns}kind"]
+        fault = kind == "fault"
+        named = fault & frame[part][f"{columns}right"] & ~unruled[part]
+        counts = [named.sum(), (fault & ~named).sum(), (kind == "unknown").sum(), (kind == "consistent").sum()]
+        rows.append([name, len(kind), *(int(count) or "" for count in counts)])
+    return pd.DataFrame(rows, columns=["what was wrong", "batches", "named", "wrong name", "`UNKNOWN`", "`consistent`"])
 
 
 def kinds(frame: pd.DataFrame) -> pd.DataFrame:

@@ -78,12 +78,18 @@ def test_the_picture_has_each_seed_and_their_mean():
         assert [line.get_ydata().tolist() for line in axis.lines] == [[0, 1], [2, 3], [1, 2]] * 2
 
 
-def test_the_picture_of_ppo_has_its_endpoints_beside_its_lines():
+def test_the_picture_of_lines_has_the_recorded_endpoints_beside_its_lines():
+    """Each thick line ends at the last reward of its mean, which here is within 0.01 of the endpoint that stands beside it."""
     rewards, _ = cost.recorded()
-    (axis,) = cost.of_ppo(rewards).axes
-    ends = cost.endpoints(rewards).loc["rollout"].mean()
-    assert [(text.get_text()[-4:], text.xy[1]) for text in axis.texts] == [(f"{end:.2f}", end) for end in ends]
-    assert len(axis.lines) == 22  # ten seeds and their mean, twice
+    (axis,) = cost.lines(rewards).axes
+    ends = cost.endpoints(rewards).groupby("setting").mean()
+    said = [ends.loc["rollout", False], *(ends.loc[setting, True] for setting in cost.SETTINGS)]
+    names = ["without the bug", *cost.SETTINGS.values()]
+    assert [text.get_text() for text in axis.texts] == [f"{end:.2f}  {name}" for end, name in zip(said, names, strict=True)]
+    *seeds, right, ppo, mask, weights = axis.lines
+    assert len(seeds) == 10 and "ten seeds" in cost.LINES_TITLE
+    assert [line.get_ydata()[-1] for line in (right, ppo, mask, weights)] == pytest.approx(said, abs=0.01)
+    assert [line.get_color() for line in (right, ppo, mask, weights)] == [text.get_color() for text in axis.texts]
 
 
 def test_its_title_is_what_the_record_holds():
