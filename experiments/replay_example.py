@@ -1,8 +1,8 @@
-"""`python -m experiments.replay_example`: make the sound dumps of `faultline replay --example`. It needs `make llm vllm`.
+"""`python -m experiments.replay_example`: make dumps of `faultline replay --example`. It needs `make llm vllm`.
 
 Each dump holds 512 responses of at most 64 tokens to sums, which vLLM samples from SmolLM2 with the same random numbers, in BF16
-and in FP8 (W8A8, a scale per channel). The trainer's fp32 policy scores them. The third
-dump, which has a fault, is of SkyRL's trainer: `python -m tests.oracles.ship_example` makes it.
+and in FP8 (W8A8, a scale per channel). The trainer's fp32 policy scores them. `python -m tests.oracles.ship_example` makes the
+two of SkyRL's trainer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import torch
 from algos.advantages import grpo
 from experiments.gpu_check.anatomy import columns
 from experiments.gpu_check.model import Policy, Size
+from harness.boundary import command
 from harness.dumps.files import write
+from harness.errors import UserError
 
 FOLDER = Path(__file__).parents[1] / "faultline" / "example"
 ARMS = {"bf16": "bf16", "fp8": "fp8_channel"}
@@ -24,9 +26,9 @@ ARMS = {"bf16": "bf16", "fp8": "fp8_channel"}
 
 
 def main(names: list[str]) -> None:
-    """Write the example's dumps into FOLDER, a parquet file each. names: of the files, without suffix; if empty, all."""
+    """Write the example's dumps into FOLDER, a parquet file each. names: of the files, without suffix; if empty, all. Raises UserError on another."""
     if unknown := set(names) - ARMS.keys():
-        raise SystemExit(f"{', '.join(unknown)}: give {' or '.join(ARMS)}; tests.oracles.ship_example makes raw")
+        raise UserError(f"{', '.join(unknown)}: give {' or '.join(ARMS)}; tests.oracles.ship_example makes the others")
     for name in names or ARMS:
         policy = Policy(Size(responses=512, answer=64))
         dumped = columns(policy.scored("vllm", ARMS[name]), policy)
@@ -38,4 +40,5 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    with command("interrupted; the same command starts again"):
+        main(sys.argv[1:])

@@ -28,12 +28,15 @@ LONGEST = (
     "tests/sweeps/test_signal_stress.py",
     "tests/experiments/test_demo.py",
     "tests/sweeps/launchers/test_local.py",
-    "tests/sweeps/search/test_here.py",
-    "tests/experiments/test_gpu_check.py",
-    "tests/harness/test_parity.py",
+    "tests/harness/train/test_ranks.py",
+    "tests/harness/rollouts/test_vllm.py",
+    "tests/harness/test_memory.py",
     "tests/sweeps/launchers/test_pool_signals.py",
-    "tests/harness/train/model/test_compiled.py",
+    "tests/sweeps/search/test_here.py",
     "tests/fuzz/test_attack.py",
+    "tests/analysis/test_report.py",
+    "tests/experiments/test_conf.py",
+    "tests/experiments/test_gpu_check.py",
 )
 """Files that take about a minute or more, the longest first."""
 LONG = {"slow", "vllm", "chromium", "oldest", "llm"}

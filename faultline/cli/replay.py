@@ -21,6 +21,7 @@ bound on a metric) fails. UNDECIDED: a gate is undecided."""
 EXAMPLES = """\
 faultline replay --example
 faultline replay --example raw
+faultline replay --example processed
 faultline train rollout/precision=fp8_tensor dump.every=10 steps=40 run.sweep=dumped
 faultline replay runs/dumped/*
 faultline replay runs/dumped/* --corrections icepop,skyrl/token_tis --all
@@ -31,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `faultline replay`."""
     own = "a file (.parquet, .jsonl, .pkl, .pt), a folder of them, or a run folder"
     parser.add_argument("dump", type=Path, nargs="?", help=own)
-    shipped = "instead of a dump: a shipped one of SmolLM2-135M, sampled in FP8 (default) or BF16, or a faulty one, raw"
-    parser.add_argument("--example", nargs="?", const="fp8", choices=("fp8", "bf16", "raw"), help=shipped)
+    shipped = "instead of a dump: a shipped one of SmolLM2-135M, in FP8 (default) or BF16; raw is faulty, processed mended"
+    parser.add_argument("--example", nargs="?", const="fp8", choices=("fp8", "bf16", "raw", "processed"), help=shipped)
     parser.add_argument("--corrections", type=names, metavar="NAMES", help=f"{CORRECTIONS}; by default all presets")
     parser.add_argument("--null", type=Path, metavar="DUMP", help="dump of a run without mismatch: adds the false rejections")
     keep = "share of tokens that a proposed filter keeps (0.99)"

@@ -84,8 +84,10 @@ def answer(
         print(json.dumps(verdict.model_dump(mode="json"), indent=2))  # ASCII: a stranger's names send the terminal no codes
         return verdict
     print(*terminal.lines(verdict), sep="\n")
+    if tables or chosen:
+        show("presets", page.corrections_table(replayed, control))
     if tables:
-        _show_tables(replayed, control, page.advice_table(advice.bounds), target)
+        _show_tables(replayed, page.advice_table(advice.bounds), target)
     print(printable(f"Page: {verdict.page}"))
     return verdict
 
@@ -106,9 +108,8 @@ def _folder(path: Path, example_name: str | None) -> Path:
     return path / "replay" if path.is_dir() else path.with_name(f"{path.stem}-replay")
 
 
-def _show_tables(replayed: Replayed, control: Replayed | None, advice, target: Target) -> None:
+def _show_tables(replayed: Replayed, advice, target: Target) -> None:
     print(*page.summary(replayed), sep="\n")
-    show("presets", page.corrections_table(replayed, control))
     show("grid: share of tokens kept, ESS", page.grid_table(replayed))
     show(f"bounds that keep {target.kept:.2%} of the tokens, or have an ESS of {target.ess:g}", advice)
     if len(replayed.versions) > 1:

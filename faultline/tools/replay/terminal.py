@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import log
 from textwrap import wrap
 
@@ -17,7 +16,6 @@ from faultline.tools.replay.verdict import (
     Compared,
     DiagnosisSummary,
     Mismatch,
-    PresetEffect,
     Verdict,
 )
 from harness.errors import printable
@@ -25,14 +23,11 @@ from harness.errors import printable
 WIDTH = 100
 PASTED = 104
 """Maximum width of a line of settings, in characters. It holds two settings of verl or of SkyRL."""
-LEAST, MOST = 5, 5
-"""Numbers of presets that the terminal shows: those with the least ESS, and those with the most, such as no correction."""
 CHECK = 17
 """Column of the terminal, in characters, at which the advice on what to check begins."""
 LIMITATIONS = 1
 """Maximum number of lines on limitations, those on doubts, persistence, NOTES and a rule's own test included. The page shows
 all."""
-HEADER = "Presets on this dump: tokens kept, ESS, agreement with exact weights (ratios of whole responses)"
 FEW_RESPONSES = 200
 """Number of responses below which the terminal too says that intervals are wide. The value is our choice."""
 NEAREST = 3
@@ -56,7 +51,7 @@ SLIGHT = 0.99
 
 
 def lines(verdict: Verdict) -> list[str]:
-    """Format a verdict in about 29 lines of at most WIDTH printable characters, names cut to fit, and a line per gate."""
+    """Format a verdict in about 20 lines of at most WIDTH printable characters, names cut to fit, and a line per gate."""
     d, m = verdict.dump, verdict.mismatch
     bad = f"; {d.bad_rows:,} bad rows left out" if d.bad_rows else ""
     responses = f"{d.responses:,} response{'s' * (d.responses != 1)}"
@@ -83,8 +78,6 @@ def lines(verdict: Verdict) -> list[str]:
         f"{sizes} in nats per token; no threshold of harm is known:",
         *_scales(m, verdict.compared),
         *persistence_lines(verdict),
-        HEADER,
-        *_columns(ends(verdict.presets)),
         *(f"Not shown: {line}" for line in limitations),
         *notes,
     ]
@@ -104,26 +97,10 @@ def deployed(verdict: Verdict) -> list[tuple[str, str]]:
 
 
 def deployed_lines(verdict: Verdict) -> list[str]:
-    """Format the correction for each deployed policy, and below what the study measured of the fixed settings, as a table."""
+    """Format the correction for each deployed policy, and below what the study measured of a rule that reads the dump."""
     chosen = [line for one, _ in deployed(verdict) for line in wrap(one, WIDTH, subsequent_indent="  ")]
-    if not chosen:
-        return []
-    own = [one.measured for one in verdict.deployed if one.rule != CONSTANT]
-    first = verdict.deployed[0]
-    rows = [
-        f"  {DEPLOYED[one.policy]:<19}{_cells(f'{m:.0%}, {w:.0%}' for m, w in one.lost.values())}" for one in verdict.deployed
-    ]
-    return [
-        *chosen,
-        *(line for sentence in own for line in wrap(sentence, WIDTH, initial_indent="  ", subsequent_indent="  ")),
-        f"RL's gain lost, mean and worst of {first.regimes} toy regimes. Defaults were fixed before; none is shown better:",
-        f"  {'':<19}{_cells(first.lost)}",
-        *rows,
-    ]
-
-
-def _cells(texts: Iterable[str]) -> str:
-    return "".join(f"{text:<21}" for text in texts).rstrip()
+    own = [one.measured for one in verdict.deployed if chosen and one.rule != CONSTANT]
+    return [*chosen, *(line for said in own for line in wrap(said, WIDTH, initial_indent="  ", subsequent_indent="  "))]
 
 
 def persistence_lines(verdict: Verdict) -> list[str]:
@@ -131,11 +108,6 @@ def persistence_lines(verdict: Verdict) -> list[str]:
     if verdict.persistence is None:
         return []
     return [f"Persistence {verdict.persistence:.2f}: {verdict.persistence_note}"]
-
-
-def ends(presets: list[PresetEffect]) -> list[PresetEffect]:
-    """The first LEAST and the last MOST of the presets, or all if there are not more than these."""
-    return presets if len(presets) <= LEAST + MOST else [*presets[:LEAST], *presets[-MOST:]]
 
 
 def diagnosis_lines(d: DiagnosisSummary) -> list[str]:
@@ -245,22 +217,6 @@ def _narrow(verdict: Verdict) -> list[str]:
     """The limitations on intervals that are printed in any case: few responses, and a dump without the prompts' numbers."""
     few = verdict.dump.responses < FEW_RESPONSES
     return [line for line in verdict.limitations if line == UNGROUPED or (few and line.endswith(WIDE))]
-
-
-def _columns(presets: list[PresetEffect]) -> list[str]:
-    """Format presets in two columns; the left column is filled first."""
-    cells = [
-        f"  {preset.label[:29]:<29} {_share(preset.tokens_kept):>6} {preset.ess:>4.2f} {preset.agreement:>4.2f}"
-        for preset in presets
-    ]
-    half = -(-len(cells) // 2)
-    right = cells[half:] + [""] * (2 * half - len(cells))
-    return [f"{one}   {other}".rstrip() for one, other in zip(cells[:half], right, strict=True)]
-
-
-def _share(value: float) -> str:
-    """Format a share in percent, with a decimal if it is close to 0 or 100 but not equal."""
-    return f"{value:.1%}" if 0 < value < 0.01 or 0.99 < value < 1 else f"{value:.0%}"
 
 
 def _ess(value: float | None) -> str:

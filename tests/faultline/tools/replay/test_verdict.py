@@ -292,11 +292,9 @@ def test_no_correction_does_not_read_as_the_best(tmp_path):
     responses have three tokens; R is the exponential of a response's sum."""
     ratios = np.random.default_rng(0).normal(0, 0.5, (400, 3))
     verdict, exact = verdict_of(dump(tmp_path / "d.parquet", ratios)), np.exp(ratios.sum(1))
-    shown = terminal.lines(verdict)
-    assert verdict.presets[-1].preset == "none" and verdict.presets[-1].label == "no correction"
-    ess = exact.sum() ** 2 / (400 * (exact**2).sum())
-    assert sum(f"no correction                   100% 1.00 {ess:.2f}" in line for line in shown) == 1
-    assert terminal.HEADER in shown
+    last = verdict.presets[-1]
+    assert (last.preset, last.label, last.tokens_kept, last.ess) == ("none", "no correction", 1, 1)
+    assert last.agreement == pytest.approx(exact.sum() ** 2 / (400 * (exact**2).sum()))
 
 
 def test_a_bound_comes_from_the_data_where_the_ess_lacks(tmp_path):
@@ -366,20 +364,18 @@ def test_pasted_settings_fill_lines_of_104_characters():
 
 
 @pytest.mark.slow
-def test_the_terminal_shows_the_verdict_in_29_lines(tmp_path, capsys, monkeypatch):
+def test_the_terminal_shows_the_verdict_in_20_lines(tmp_path, capsys, monkeypatch):
     """The page's line is the last. Nothing is wider than 104 characters but the path."""
     monkeypatch.chdir(tmp_path)
     main(["replay", "--example"])
     shown = capsys.readouterr().out.splitlines()
-    assert len(shown) <= 29 and max(map(len, shown[:-1])) <= terminal.PASTED
+    assert len(shown) <= 20 and max(map(len, shown[:-1])) <= terminal.PASTED
     assert shown[0].startswith("LOG-PROBABILITIES  consistent: mean ratio 1.0005 ± 0.0024 ")
     assert shown[1] == "  Not tested well, for lack of entropy: whether top-p, penalties or another sampler drew the tokens."
     assert shown[2].startswith("SmolLM2-135M from a 4-bit file, FP8 rollout: ")
     assert shown[3] == f"VERDICT  {terminal.FIXED}"
     assert shown[4] == "IF YOU DEPLOY THE TRAINER'S WEIGHTS: truncate token weights at 2 (set below)"
     assert shown[5] == "IF YOU DEPLOY THE ENGINE'S WEIGHTS: no correction"
-    assert " ".join(shown[8].split()) == "trainer's weights 2%, 55% 1%, 25% 0%, 38% 0%, 11%"
-    assert " ".join(shown[9].split()) == "engine's weights 2%, 55% 5%, 79% 7%, 91% 8%, 88%"
     assert shown[-1] == f"Page: {tmp_path}/replay-example-fp8/replay.html"
     page = html.unescape((tmp_path / "replay-example-fp8" / "replay.html").read_text())
     places = [
@@ -405,7 +401,7 @@ def test_a_size_that_asks_for_no_weight_stands_beside_the_rule(tmp_path):
     deployed = answers(verdict, Lasting(None, "one step"), records.verdict(), ["sampler"])
     shown = terminal.lines(verdict.model_copy(update={"deployed": deployed}))
     assert shown[2] == f"VERDICT  {terminal.FIXED}"
-    assert shown[7] == "  By its size alone: it needs none of this. Every ratio is exactly 1."
+    assert shown[4] == "  By its size alone: it needs none of this. Every ratio is exactly 1."
 
 
 @pytest.mark.slow
