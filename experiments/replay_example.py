@@ -26,7 +26,10 @@ ARMS = {"bf16": "bf16", "fp8": "fp8_channel"}
 
 
 def main(names: list[str]) -> None:
-    """Write the example's dumps into FOLDER, a parquet file each. names: of the files, without suffix; if empty, all. Raises UserError on another."""
+    """Write the example's dumps into FOLDER, a parquet file each. Raises UserError on an unknown name.
+
+    names: of the files, without suffix; if empty, all.
+    """
     if unknown := set(names) - ARMS.keys():
         raise UserError(f"{', '.join(unknown)}: give {' or '.join(ARMS)}; tests.oracles.ship_example makes the others")
     for name in names or ARMS:

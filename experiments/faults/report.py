@@ -52,12 +52,16 @@ def read(record: Path) -> pd.DataFrame:
 def report(record: Path) -> str:
     """Return the tables of `aims` and `matrix`, made from the record, as Markdown."""
     frame = read(record)
-    tables = [aims(frame), matrix(frame), *([kinds(frame), answers(frame, "plain_"), answers(frame, "")] if "plain_right" in frame else [])]
+    tables = [
+        aims(frame),
+        matrix(frame),
+        *([kinds(frame), answers(frame, "plain_"), answers(frame, "")] if "plain_right" in frame else []),
+    ]
     return "\n\n".join(map(markdown, tables))
 
 
 def answers(frame: pd.DataFrame, columns: str) -> pd.DataFrame:
-    """The table of README.md: a row per group of dumps of all sizes, without edited columns, and how many got which answer.
+    """A row per group of dumps of all sizes, without edited columns, and how many got which answer.
 
     frame: as `read` returns it. columns: "plain_", answers from verl's default columns, or "", from all columns.
     """
@@ -68,7 +72,7 @@ def answers(frame: pd.DataFrame, columns: str) -> pd.DataFrame:
     known = ~clean & ~unruled & ~edited & ~moving
     bugs = frame[known]["fault"].map(lambda fault: NAMES.get(fault, fault)).nunique()
     parts = {
-        "logged before temperature, or after top-p or top-k": moving,
+        "logged before temperature, or after a cut as top-p": moving,
         f"{bugs} other known bugs": known,
         "bugs that it has no rule for": unruled,
         "no bug": clean,
@@ -78,8 +82,9 @@ def answers(frame: pd.DataFrame, columns: str) -> pd.DataFrame:
         kind = frame[part][f"{columns}kind"]
         fault = kind == "fault"
         named = fault & frame[part][f"{columns}right"] & ~unruled[part]
-        counts = [named.sum(), (fault & ~named).sum(), (kind == "unknown").sum(), (kind == "consistent").sum()]
-        rows.append([name, len(kind), *(int(count) or "" for count in counts)])
+        rows.append(
+            [name, len(kind), named.sum(), (fault & ~named).sum(), (kind == "unknown").sum(), (kind == "consistent").sum()]
+        )
     return pd.DataFrame(rows, columns=["what was wrong", "batches", "named", "wrong name", "`UNKNOWN`", "`consistent`"])
 
 

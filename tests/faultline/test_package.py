@@ -107,7 +107,7 @@ def test_the_description_has_no_link_that_an_index_cannot_follow(repository):
     text = build["description"](readme, repository)
     assert all(re.match(r"https://|#", target) for target in re.findall(r"\]\(([^)]+)\)", text))
     pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text)
-    assert pictures == ([f"{repository}/raw/HEAD/docs/bug-cost-ppo.png"] if repository else [])
+    assert pictures == ([f"{repository}/raw/HEAD/docs/bug-cost-lines.png"] if repository else [])
     links = build["links"](repository)
     assert links.get("Source", "") == repository and all(target.startswith("https://") for target in links.values())
     assert (ROOT / "docs/index.md").exists() and len(text.split()) == len(readme.split())
