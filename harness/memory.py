@@ -124,8 +124,9 @@ def shape_of(config: Config) -> PretrainedConfig:
         return policy_config(config.model, build_task(config))
     path = config.model.path
     published = json.loads(PUBLISHED.read_text())["models"]
-    if path in published:
-        return AutoConfig.for_model(**published[path])
+    for name in (path, f"{path}-Instruct"):  # a base model has the sizes of its tuned one
+        if name in published:
+            return AutoConfig.for_model(**published[name])
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError):

@@ -24,7 +24,7 @@ def _evidence(s: Statistics) -> str:
     """The estimated temperature errs toward 1: by rounding, and since a vocabulary has more than two tokens (`slope`)."""
     slope = s["slope/temperature"]
     return (
-        f"as if logged before a temperature of {1 / slope:.2f} or {'less' if slope > 1 else 'more'} was applied: "
+        f"as if logged before a temperature of about {1 / slope:.2f} or {'less' if slope > 1 else 'more'} was applied: "
         f"the mean ratio is {s['identity/mean']:.3f}, {s['identity/z']:.0f} standard errors from 1"
     )
 

@@ -163,6 +163,11 @@ def test_weights_are_read_in_groups(config, monkeypatch):
     assert len(sizes) > 10 and max(sizes) == 160 * 64  # a matrix of SwiGLU alone
 
 
+def test_a_base_model_has_the_sizes_of_its_tuned_one(config):
+    base, tuned = (shape_of(config(f"model.path=Qwen/Qwen2.5-7B{end}")) for end in ("", "-Instruct"))
+    assert base.to_dict() == tuned.to_dict() and base.hidden_size == 3584
+
+
 def test_what_is_not_known_is_refused(config):
     with pytest.raises(UserError, match=r"model.path=no/where: its sizes are not known here.*nothing is downloaded.*Qwen2.5-7B"):
         memory(config("model.path=no/where"), 1)

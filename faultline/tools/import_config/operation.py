@@ -34,6 +34,7 @@ VERL_DEFAULTS = {
     "actor.optim.betas": [0.9, 0.999],
     "actor.optim.override_optimizer_config.eps": 1e-8,
     "actor.fsdp_config.dtype": "bfloat16",
+    "model.enable_gradient_checkpointing": True,
 }
 """Keys of verl 0.9.1's trainer whose default differs from the one here -> verl's default. eps is that of torch's AdamW."""
 SKYRL_DEFAULTS = {
@@ -41,6 +42,8 @@ SKYRL_DEFAULTS = {
     "trainer.policy.optimizer_config.weight_decay": 0.01,
     "trainer.policy.optimizer_config.adam_betas": [0.9, 0.999],
     "trainer.policy.fsdp_config.mixed_precision.param_dtype": "bf16",
+    "trainer.gradient_checkpointing": True,
+    "trainer.micro_train_batch_size_per_gpu": 1,
 }
 """Keys of SkyRL 0.3.0's trainer whose default differs from the one here -> SkyRL's default."""
 REPLAYS = {"disabled": None, "R2": "r2", "R3": "r3"}
@@ -54,7 +57,10 @@ def of_skyrl(source: Source, out: Translation) -> None:
     formats.engine(source, out, SKYRL_INIT, {"dtype": f"{SKYRL_ENGINE}model_dtype"})
     engine(source, out, f"{SKYRL_ENGINE}backend", f"{SKYRL_ENGINE}tensor_parallel_size")
     operate(source, out, "SkyRL", SKYRL)
+    sharded(out)
     dtype(source, out, "SkyRL", "trainer.policy.fsdp_config.mixed_precision.param_dtype")
+    lengths = "trainer.max_prompt_length", "generator.sampling_params.max_generate_length"
+    passes(source, out, "trainer.micro_train_batch_size_per_gpu", *lengths)
     if out.ready:
         out.set("actor.eps", 1e-8)
         out.notes.append("actor.eps=1e-8: that of SkyRL's AdamW, for which it has no key")
@@ -80,6 +86,22 @@ def operate(source: Source, out: Translation, program: str, numbers: Mapping[str
     if source.has(CHECKPOINTING[program]):
         out.set("actor.gradient_checkpointing", source.flag(CHECKPOINTING[program]))
     adapters(source, out, LORA[program])
+
+
+def sharded(out: Translation) -> None:
+    """Divide the weights of the recipe's own model by the ranks, as FSDP does in verl and SkyRL."""
+    if out.ready:
+        out.set("actor.zero_stage", 3)
+
+
+def passes(source: Source, out: Translation, *names: str) -> None:
+    """Set the tokens of a pass of the recipe's own model: responses of a GPU, times the lengths of prompt and response.
+
+    names: the other program's keys of these three numbers.
+    """
+    if out.ready and all(map(source.has, names)):
+        rows, prompt, response = (source.number(name, default=1) for name in names)
+        out.set("actor.micro_tokens", int(rows * (prompt + response)))
 
 
 def adapters(source: Source, out: Translation, keys: str) -> None:
@@ -117,7 +139,8 @@ def engine(source: Source, out: Translation, name: str, parallel: str, sleep: st
 
     name: key whose value is vllm, or true in TRL. parallel, sleep: keys of the tensor parallelism and of the sleep mode.
 
-    Without the recipe's model the embedded engine samples, so that the experiment runs on a machine without vLLM.
+    Without the recipe's model the embedded engine samples, so that the experiment runs on a machine without vLLM. With it vLLM
+    evaluates, and a forward pass scores, as in these programs: the embedded engine in fp32 would need a GPU of its own.
     """
     if not out.ready and source.take(name) in VLLM:
         remedy = "rollout/engine=vllm, after `make vllm`, samples with vLLM"
@@ -126,6 +149,8 @@ def engine(source: Source, out: Translation, name: str, parallel: str, sleep: st
     out.choose("rollout/engine", source, name, VLLM)
     if "rollout/engine" in out.options:
         out.set("rollout.engine.tensor_parallel", source.number(parallel))
+        out.set("actor.scoring", "forward")
+        out.set("evaluation.policy", "rollout")
         if sleep is not None and source.has(sleep):
             out.set("rollout.engine.sleep", source.flag(sleep))
 
@@ -134,11 +159,14 @@ def of_verl(source: Source, out: Translation) -> None:
     """Translate verl's keys of rollout engine, evaluation, checkpoints, W&B, AdamW, dtype, micro-batches and router replay."""
     engine(source, out, "rollout.name", "rollout.tensor_model_parallel_size", "rollout.free_cache_engine")
     operate(source, out, "verl", VERL)
+    sharded(out)
     out.set("actor.eps", source.number("actor.optim.override_optimizer_config.eps"))
     weights = source.take("actor.fsdp_config.model_dtype", default="fp32")
     dtype(source, out, "verl", "actor.fsdp_config.dtype", bf16_weights=DTYPES.get(weights) == "bf16")
     if source.flag("actor.use_dynamic_bsz"):
         out.set("actor.micro_tokens", source.number("actor.ppo_max_token_len_per_gpu", default=16384))
+    else:
+        passes(source, out, "actor.ppo_micro_batch_size_per_gpu", "data.max_prompt_length", "data.max_response_length")
     mode = source.take(*ROUTER)
     if mode in REPLAYS:
         out.set("routing.replay", REPLAYS[mode])

@@ -40,6 +40,7 @@ DEFAULTS = {
     "adam_beta2": 0.999,
     "adam_epsilon": 1e-8,
     "max_completion_length": 512,
+    "gradient_checkpointing": True,
 }
 """Keys whose default in TRL 1.16 differs from the one here -> TRL's default. max_completion_length was 256 in TRL 0.29."""
 

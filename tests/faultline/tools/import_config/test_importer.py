@@ -587,7 +587,7 @@ def test_each_row_of_the_page(theirs, here, tmp_path):
 
 
 def test_the_page_has_every_document():
-    assert len(rows_of_the_page()) == 109 and Path("docs/import.md").read_text().count("| **") == 8
+    assert len(rows_of_the_page()) == 111 and Path("docs/import.md").read_text().count("| **") == 8
 
 
 def test_the_page_has_every_key_of_trl():
