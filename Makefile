@@ -66,7 +66,7 @@ SITE := NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 test: $(VENV)/installed $(if $(findstring vllm,$(WITHOUT)),,$(VENV)/vllm) $(if $(findstring llm,$(subst vllm,,$(WITHOUT))),,llm) $(ORACLES)/installed $(if $(findstring oldest,$(WITHOUT)),,$(VENV)/oldest/installed) chromium
 	@$(stages) \
 	stage "site" env $(SITE); \
-	stage "tests" $(PYTEST) -n 4; \
+	stage "tests" $(PYTEST) -n 5; \
 	stage "tests against verl, SkyRL and TRL" $(PYTEST) -n 2 tests/oracles; \
 	stage "types" types; \
 	printf "\n== summary$$summary\n"; [ -z "$$failed" ]

@@ -3,10 +3,10 @@
 A marker of NEEDS says what a test needs. Where that is missing the test is skipped. `--forbid-skips`, which `make test` and CI
 give, allows this for units that nobody can install. Software must be there, unless `--without=slurm,vllm` names it.
 
-With xdist (`-n 4`, as `make test` does) the tests of a file run on one worker, so that its fixtures are made once. The longest
+With xdist (`-n 5`, as `make test` does) the tests of a file run on one worker, so that its fixtures are made once. The longest
 files come first, then the others with a test that takes seconds, then the rest, so that the workers end at about the same time.
 Each file with Slurm has a Slurm of its own. Its worker waits for it most of the time, and others for processes of their own, so
-four workers use two cores.
+five workers use two cores.
 """
 
 import functools

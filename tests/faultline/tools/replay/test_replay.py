@@ -277,7 +277,9 @@ def test_the_command_prints_and_writes(tmp_path):
 @pytest.mark.usefixtures("no_page")
 def test_the_line_of_the_readme_is_a_dump_of_its_own(tmp_path, capsys):
     """One response of one prompt has no other response to be compared with."""
-    (line,) = re.findall(r"lines of JSON: `(\{.*?\})`", (Path(__file__).parents[4] / "README.md").read_text(encoding="utf-8"))
+    (line,) = re.findall(
+        r"lines of JSON in `batch.jsonl`: `(\{.*?\})`", (Path(__file__).parents[4] / "README.md").read_text(encoding="utf-8")
+    )
     (tmp_path / "mine.jsonl").write_text(f"{line}\n")
     main(["replay", str(tmp_path / "mine.jsonl"), "--out", str(tmp_path / "out")])
     assert capsys.readouterr().out.startswith("LOG-PROBABILITIES  too few prompts for a standard error")
