@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
@@ -17,6 +18,9 @@ from harness.arms import flatten
 from harness.errors import UserError, printable
 from harness.files import output_folder, write_file
 from harness.yaml_file import read_yaml
+
+if TYPE_CHECKING:
+    from harness.config import Config
 
 FORMATS: dict[str, Any] = {"SkyRL": skyrl, "verl": verl, "TRL": trl}
 """Name of a program -> module that imports its configs. The first module that recognises a config's keys imports it.
@@ -115,8 +119,19 @@ def launch(path: Path, folder: Path, overrides: Sequence[str] = ()) -> Launched:
             f"{path.name} does not say on how many GPUs it runs, and this command takes one: for 8 on one node write "
             f"{shlex.join(Gpus(8, 1).start())} in place of {shlex.join(known.start())}"
         )
-    remarks.append(f"its memory: {shlex.join(['faultline', 'memory', '--ranks', str(known.ranks), *run])}")
+    asked = shlex.join(["faultline", "memory", "--ranks", str(known.ranks), *run])
+    remarks.append(f"its memory: {_most(config, known.ranks)}{asked}")
     return Launched(shlex.join([*known.start(), *run]), text, remarks)
+
+
+def _most(config: Config, ranks: int) -> str:
+    """Say how much memory a GPU needs at most; nothing for a model whose sizes are not known."""
+    from harness.memory import MOMENTS, memory
+
+    with suppress(UserError):
+        needed = memory(config, ranks)
+        return f"{max(needed.total(moment) for moment in MOMENTS) / 1e9:.0f} GB a GPU, by "
+    return ""
 
 
 def _untranslated(lost: list[str]) -> list[str]:
