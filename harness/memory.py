@@ -301,10 +301,11 @@ def _engines(config: Config, s: Sizes, load: Load) -> tuple[list[Part], dict[str
     else:
         raise UserError(f"rollout.engine.name={r.engine.name}: its memory is not known; local and vllm are")
     engines += config.kl.name is not None
+    of_kl = ", one of the KL term" * (config.kl.name is not None)
     if engines:
         cache = 2 * 2 * 4 * s.layers * load.row * load.sampled * s.keys
         parts += [
-            Part("embedded engines", "4·Ψ each", dict.fromkeys(HELD, engines * local)),
+            Part(f"embedded engines{of_kl}", "4·Ψ each", dict.fromkeys(HELD, engines * local)),
             Part("copies while one loads", "8·Ψ", {"sync": 2 * local}),
             Part("cache of the embedded engine", "16·l·L·R·k", {"sampling": cache}),
             Part("probabilities of the embedded engine", "32·R·V", {"sampling": 32 * load.sampled * s.vocabulary}),
