@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 EXTRAS = {
-    "train": ("deepspeed", "hydra", "math_verify", "omegaconf", "peft", "safetensors", "transformers"),
+    "train": ("deepspeed", "math_verify", "peft", "safetensors", "transformers"),
     "sweep": ("submitit",),
     "search": ("optuna",),
     "wandb": ("wandb",),

@@ -143,12 +143,12 @@ def test_its_one_picture_is_of_the_recorded_runs():
     assert re.findall(r"!\[.*\]\((.*)\)", README) == [str(cost.LINES)]
     rewards, dumps = cost.recorded()
     ends = cost.endpoints(rewards)
-    taught = ends[False].mean() - rewards.query("step == 0")["reward"].mean()
-    said = " ".join(README.split())
-    assert f"RL taught [a toy](docs/bug-cost.md) of ten-token responses {taught:.2f} of reward." in said
-    bug, ended = (ends[False] - ends[True]).groupby("setting").mean(), ends.loc["rollout", True].mean()
-    of_token, of_ppo = f"token weights lost {bug['token']:.2f}", f"PPO in verl's bypass mode fell to {ended:.2f}"
-    assert f"a sequence mask lost {bug['sequence']:.2f} of it, {of_token}, and {of_ppo}" in said
+    began, right = rewards.query("step == 0")["reward"].mean(), ends[False].mean()
+    assert {f"{mean:.2f}" for mean in ends[False].groupby("setting").mean()} == {f"{right:.2f}"}
+    bug, said = ends[True].groupby("setting").mean(), " ".join(README.split())
+    assert f"RL raised the reward of [a toy](docs/bug-cost.md) from {began:.2f} to {right:.2f}. With the bug it ended at" in said
+    token, ppo = f"{bug['token']:.2f} under token weights", f"{bug['rollout']:.2f} under PPO in verl's bypass mode"
+    assert f"ended at {bug['sequence']:.2f} under a sequence mask, {token}, and {ppo}" in said
     named = dumps[dumps["bug"]].groupby("seed")["named"].unique()
     assert len(named) == 10 and all(list(names) == ["raw_logprobs"] for names in named)
     assert (ends[True] < ends[False]).all()
@@ -202,12 +202,13 @@ def test_its_table_is_that_of_the_record_with_other_trainers():
     said = " ".join(README.split())
     right, known, unruled, none = together().to_numpy()[:, 1:]
     assert right[0] == right[1] and f"it named all {right[0]} batches with one of the two, and a bug in none of {none[0]}" in said
-    assert not any(none[1:3]) and f"sound ones; {none[3]} were `UNKNOWN`, off without a name." in said
+    assert not any(none[1:3]) and f"sound ones; {none[3]} were `UNKNOWN`." in said
     other = known + unruled
-    assert f"Of {other[0]} with other bugs it named {other[1]}, and missed {other[4]}." in said
+    counts = f"named {other[1]}, misnamed {other[2]} and passed {other[4]}."
+    assert f"Of {other[0]} with other bugs it {counts}" in said
     called = read(RECORD).query("plain_named == 'raw_logprobs'")["fault"].value_counts()
     assert called.to_dict() == {"raw_logprobs": 25, "swapped": 7}
-    assert "of the record's 32 called `raw_logprobs`, 7 had exchanged columns." in said
+    assert "Of 32 called `raw_logprobs`, 7 had exchanged columns." in said
     sizes = {part: (real.SIZES | edits.SIZES)[part] for part in MOVING}
     assert (min(sizes["raw_logprobs"]), max(sizes["raw_logprobs"])) == (0.6, 0.9)
     assert (min(sizes["top_p"]), max(sizes["top_p"])) == (0.9, 0.98)

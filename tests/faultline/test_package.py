@@ -141,6 +141,7 @@ WITHOUT_EXTRAS = [
     "replay --example",
     "gradient --enumerable --losses pg --corrections none",
     "import-config theirs.yaml",
+    "import-config run.sh",
     "report sweep",
 ]
 NEEDS = {
@@ -178,6 +179,7 @@ class TestOldest:
         folder = tmp_path_factory.mktemp("work")
         files.write(folder / "step-7.parquet", random_columns())
         (folder / "theirs.yaml").write_text(THEIRS)
+        (folder / "run.sh").write_text("python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.top_p=0.9\n")
         for seed in (0, 1):
             for precision, collapse in (("fp32", None), ("fp8_tensor", 30 + 10 * seed)):
                 synthetic.write(folder / "sweep", f"rollout/precision={precision}", seed=seed, steps=60, collapse=collapse)

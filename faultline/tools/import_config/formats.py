@@ -27,8 +27,8 @@ REMEDIES = {
     "dtype": _PRECISION,
     "model_dtype": _PRECISION,
     "kv_cache_dtype": "Choose rollout.kv_cache of compute, fp8_e4m3, fp8_e5m2",
-    "logprobs_mode": "The engine here logs processed_logprobs. Raw ones are from before temperature and cuts: with these every "
-    "ratio is wrong there, and right here",
+    "logprobs_mode": "The engine here logs processed_logprobs. Raw ones are from before temperature: with one other than 1 "
+    "every ratio is wrong there, and right here",
     "disable_cascade_attn": "vLLM here keeps its default; vLLM 0.32 and the embedded engine have no cascade attention",
 }
 """Last name of a key that changes the logged log-probabilities -> what to do if it is not translated."""

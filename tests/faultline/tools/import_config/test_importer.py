@@ -375,7 +375,9 @@ def test_tokens_that_are_cut_off_are_told(tmp_path, settings, told):
     """All of verl's, whose keys lie below rollout. A top k of 0 or −1 keeps all tokens."""
     theirs = {"algorithm.adv_estimator": "grpo", "trainer.total_training_steps": 5}
     theirs |= {f"actor_rollout_ref.rollout.{key}": value for key, value in settings.items()}
-    cut = [line for line in warnings_of(tmp_path, theirs) if line.endswith("cut distribution, and no correction undoes that")]
+    cut = [
+        line for line in warnings_of(tmp_path, theirs) if line.endswith("RL trains the whole one, and no correction undoes that")
+    ]
     assert [line.split(":")[0] for line in cut] == ([f"actor_rollout_ref.rollout.{told}"] if told else [])
 
 
