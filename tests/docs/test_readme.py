@@ -148,7 +148,7 @@ def test_its_one_picture_is_of_the_recorded_runs():
     bug, said = ends[True].groupby("setting").mean(), " ".join(README.split())
     assert f"RL raised the reward of [a toy](docs/bug-cost.md) from {began:.2f} to {right:.2f}. With the bug it ended at" in said
     token, ppo = f"{bug['token']:.2f} under token weights", f"{bug['rollout']:.2f} under PPO in verl's bypass mode"
-    assert f"ended at {bug['sequence']:.2f} under a sequence mask, {token}, and {ppo}" in said
+    assert f"ended at {bug['sequence']:.2f} under a sequence mask, {token}, {ppo}" in said
     named = dumps[dumps["bug"]].groupby("seed")["named"].unique()
     assert len(named) == 10 and all(list(names) == ["raw_logprobs"] for names in named)
     assert (ends[True] < ends[False]).all()
@@ -201,7 +201,7 @@ def test_its_table_is_that_of_the_record_with_other_trainers():
         assert f"| {' | '.join(map(str, row))} |" in README
     said = " ".join(README.split())
     right, known, unruled, none = together().to_numpy()[:, 1:]
-    assert right[0] == right[1] and f"it named all {right[0]} batches with one of the two, and a bug in none of {none[0]}" in said
+    assert right[0] == right[1] and f"it named all {right[0]} with one of the two, and a bug in none of {none[0]}" in said
     assert not any(none[1:3]) and f"sound ones; {none[3]} were `UNKNOWN`." in said
     other = known + unruled
     counts = f"named {other[1]}, misnamed {other[2]} and passed {other[4]}."
