@@ -21,10 +21,9 @@ def _signature(s: Statistics) -> float | None:
 
 
 def _evidence(s: Statistics) -> str:
-    """The estimated temperature errs toward 1: by rounding, and since a vocabulary has more than two tokens (`slope`)."""
-    slope = s["slope/temperature"]
+    """The estimated temperature errs upward: noise of the sampler and a vocabulary of more than two tokens lower b (`slope`)."""
     return (
-        f"as if logged before a temperature of about {1 / slope:.2f} or {'less' if slope > 1 else 'more'} was applied: "
+        f"as if logged before a temperature of about {1 / s['slope/temperature']:.2f} or less was applied: "
         f"the mean ratio is {s['identity/mean']:.3f}, {s['identity/z']:.0f} standard errors from 1"
     )
 

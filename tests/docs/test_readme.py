@@ -193,7 +193,7 @@ def test_its_table_is_that_of_the_record_with_other_trainers():
     expected = [trainer.settings[batch.setting].expected for trainer, batch in theirs]
     sure, sound, other = (sum(name in names for name in expected) for names in (SURE, ["consistent"], [""]))
     missed = [(trainer.name, batch.setting) for trainer, batch in theirs if batch.kind == "consistent" and batch.named == ""]
-    assert sum(map(len, [expected])) == sure + sound + other and missed.count(("SkyRL", "top_p 0.9")) == 3
+    assert len(expected) == sure + sound + other and missed.count(("SkyRL", "top_p 0.9")) == 3
     added = [[sure, sure, 0, 0, 0], [0] * 5, [other, 0, 1, 2, 3], [sound, 0, 0, 0, sound]]
     assert (both - plain).tolist() == added
     assert markdown(together()) in (ROOT / "docs/diagnosis-record.md").read_text(encoding="utf-8")
@@ -204,15 +204,18 @@ def test_its_table_is_that_of_the_record_with_other_trainers():
     assert right[0] == right[1] and f"it named all {right[0]} with one of the two, and a bug in none of {none[0]}" in said
     assert not any(none[1:3]) and f"sound ones; {none[3]} were `UNKNOWN`." in said
     other = known + unruled
-    counts = f"named {other[1]}, misnamed {other[2]} and passed {other[4]}."
-    assert f"Of {other[0]} with other bugs it {counts}" in said
+    counts = f"named {other[1]}, misnamed {other[2]} and passed {other[4]}"
+    assert f"Of {other[0]} with other bugs it {counts} ([what answers mean](docs/diagnosis.md))." in said
     called = read(RECORD).query("plain_named == 'raw_logprobs'")["fault"].value_counts()
     assert called.to_dict() == {"raw_logprobs": 25, "swapped": 7}
     assert "Of 32 called `raw_logprobs`, 7 had exchanged columns." in said
-    sizes = {part: (real.SIZES | edits.SIZES)[part] for part in MOVING}
+    sizes = read(RECORD).groupby("fault")["size"].agg(set)
     assert (min(sizes["raw_logprobs"]), max(sizes["raw_logprobs"])) == (0.6, 0.9)
-    assert (min(sizes["top_p"]), max(sizes["top_p"])) == (0.9, 0.98)
-    assert "The 89 have temperatures of 0.6 to 0.9, or `top_p` of 0.9 to 0.98" in said
+    assert (min(sizes["top_p"]), max(sizes["top_p"]), set(sizes["top_k"])) == (0.9, 0.98, {5, 20})
+    theirs_of = {trainer.settings[batch.setting].keys.get("min_p") for trainer, batch in theirs} - {None}
+    assert theirs_of == {0.1} and "`top_p` of 0.9 to 0.98, `top_k` of 5 or 20, or `min_p` of 0.1;" in said
+    draws = {(trainer.name, batch.seed) for trainer, batch in theirs}
+    assert len(draws) == 9 and f"{sure} of them are of nine draws, and the 485 of about 44 sources" in said  # 35 and nine
 
 
 @pytest.mark.parametrize("trainer", [TRL, VERL, SKYRL], ids=lambda trainer: trainer.name)

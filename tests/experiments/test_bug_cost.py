@@ -1,5 +1,7 @@
 """The engine with the bug `raw_logprobs`, and what is computed of the runs that train on it."""
 
+from itertools import pairwise
+
 import pandas as pd
 import pytest
 import torch
@@ -79,18 +81,30 @@ def test_the_picture_has_each_seed_and_their_mean():
 
 
 def test_the_picture_of_lines_has_the_recorded_endpoints_beside_its_lines():
-    """Each thick line ends at the last reward of its mean, which here is within 0.01 of the endpoint that stands beside it."""
+    """Each thick line ends at the last reward of its mean, within 0.01 of the endpoint that its label tells. Labels are apart."""
     rewards, _ = cost.recorded()
     (axis,) = cost.lines(rewards).axes
     ends = cost.endpoints(rewards).groupby("setting").mean()
-    said = [ends.loc["rollout", False], *(ends.loc[setting, True] for setting in cost.SETTINGS)]
     assert ends[False].round(2).nunique() == 1
-    names = ["without the bug, in all three", *cost.SETTINGS.values()]
-    assert [text.get_text() for text in axis.texts] == [f"{end:.2f}  {name}" for end, name in zip(said, names, strict=True)]
-    *seeds, right, ppo, mask, weights = axis.lines
-    assert len(seeds) == 10 and "ten seeds" in cost.LINES_TITLE
-    assert [line.get_ydata()[-1] for line in (right, ppo, mask, weights)] == pytest.approx(said, abs=0.01)
-    assert [line.get_color() for line in (right, ppo, mask, weights)] == [text.get_color() for text in axis.texts]
+    told = {"without the bug, in all three": ends.loc["rollout", False]}
+    told |= {name: ends.loc[setting, True] for setting, name in cost.SETTINGS.items()}
+    told = dict(sorted(told.items(), key=lambda item: -item[1]))
+    assert [text.get_text() for text in axis.texts] == [f"{end:.2f}  {name}" for name, end in told.items()]
+    seeds, means = axis.lines[:10], axis.lines[10:]
+    assert len(means) == 4 and {line.get_linewidth() for line in seeds} == {0.7} and "ten seeds" in cost.LINES_TITLE
+    for line, text, end in zip(means, axis.texts, told.values(), strict=True):
+        assert line.get_ydata()[-1] == pytest.approx(end, abs=0.01) and line.get_color() == text.get_color()
+    heights = [text.xy[1] for text in axis.texts]
+    assert all(high - low >= cost.APART - 1e-9 for high, low in pairwise(heights))
+    assert all(0 <= end - height < 0.15 for end, height in zip(told.values(), heights, strict=True))
+    right = ends[False].mean()
+    taught = right - rewards.query("step == 0")["reward"].mean()
+    lost = (ends[False] - ends[True]) / taught
+    assert (
+        lost["sequence"] == pytest.approx(0.25, abs=0.03)
+        and lost["token"] == pytest.approx(0.5, abs=0.05)
+        and lost["rollout"] > 1
+    )
 
 
 def test_its_title_is_what_the_record_holds():

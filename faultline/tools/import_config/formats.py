@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from faultline.tools.import_config.translation import Source, Translation
 
@@ -27,8 +27,7 @@ REMEDIES = {
     "dtype": _PRECISION,
     "model_dtype": _PRECISION,
     "kv_cache_dtype": "Choose rollout.kv_cache of compute, fp8_e4m3, fp8_e5m2",
-    "logprobs_mode": "The engine here logs processed_logprobs. Raw ones are from before temperature: with one other than 1 "
-    "every ratio is wrong there, and right here",
+    "logprobs_mode": "The engine here logs processed_logprobs",
     "disable_cascade_attn": "vLLM here keeps its default; vLLM 0.32 and the embedded engine have no cascade attention",
 }
 """Last name of a key that changes the logged log-probabilities -> what to do if it is not translated."""
@@ -70,6 +69,24 @@ def engine(
         value = source.take(key(argument), default=ours)
         if value != ours:
             out.lost.append(f"{source.key(key(argument))}={value}: the engine here has {ours}")
+
+
+def logged(source: Source, out: Translation, temperature: str, modes: Sequence[str], unset: str) -> None:
+    """Warn that the other program's own ratios are wrong: at a temperature other than 1 raw log-probabilities are from before it.
+
+    temperature, modes: its keys of the temperature and of vLLM's `logprobs_mode`, of which the first that is set counts. unset:
+    why vLLM logs raw ones without such a key; "" where it does not.
+    """
+    hot, given = source.number(temperature, default=1.0), next(filter(source.has, modes), None)
+    if given is not None and str(source.take(given)).startswith("raw"):
+        why = f"with {source.key(given)}={source.take(given)}"
+    elif given is None and unset:
+        why = f"without {modes[0]}: {unset}"
+    else:
+        return
+    if hot != 1:
+        wrong = "so every ratio is wrong there. Set it to processed_logprobs there"
+        out.warnings.append(f"{source.key(temperature)}={hot:g} {why}, {wrong}")
 
 
 def warn(out: Translation, left: list[str]) -> None:

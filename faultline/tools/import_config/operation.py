@@ -43,7 +43,6 @@ SKYRL_DEFAULTS = {
     "trainer.policy.optimizer_config.adam_betas": [0.9, 0.999],
     "trainer.policy.fsdp_config.mixed_precision.param_dtype": "bf16",
     "trainer.gradient_checkpointing": True,
-    "trainer.micro_train_batch_size_per_gpu": 1,
 }
 """Keys of SkyRL 0.3.0's trainer whose default differs from the one here -> SkyRL's default."""
 REPLAYS = {"disabled": None, "R2": "r2", "R3": "r3"}
@@ -59,8 +58,11 @@ def of_skyrl(source: Source, out: Translation) -> None:
     operate(source, out, "SkyRL", SKYRL)
     sharded(out)
     dtype(source, out, "SkyRL", "trainer.policy.fsdp_config.mixed_precision.param_dtype")
-    lengths = "trainer.max_prompt_length", "generator.sampling_params.max_generate_length"
-    passes(source, out, "trainer.micro_train_batch_size_per_gpu", *lengths)
+    if (tokens := source.number("trainer.max_tokens_per_microbatch")) is not None and tokens > 0:
+        out.set("actor.micro_tokens", int(tokens))  # SkyRL then ignores the number of responses
+    else:
+        lengths = {"trainer.max_prompt_length": 512, "generator.sampling_params.max_generate_length": 1024}
+        passes(source, out, "trainer.micro_train_batch_size_per_gpu", 1, lengths)
     if out.ready:
         out.set("actor.eps", 1e-8)
         out.notes.append("actor.eps=1e-8: that of SkyRL's AdamW, for which it has no key")
@@ -89,19 +91,19 @@ def operate(source: Source, out: Translation, program: str, numbers: Mapping[str
 
 
 def sharded(out: Translation) -> None:
-    """Divide the weights of the recipe's own model by the ranks, as FSDP does in verl and SkyRL."""
+    """Divide the weights of the recipe's own model by the ranks, as FSDP does in verl and SkyRL; adapters are trained whole."""
     if out.ready:
-        out.set("actor.zero_stage", 3)
+        out.set("actor.zero_stage", 2 if "lora" in out.values.get("actor", {}) else 3)
 
 
-def passes(source: Source, out: Translation, *names: str) -> None:
+def passes(source: Source, out: Translation, name: str, rows: int | None, lengths: Mapping[str, int]) -> None:
     """Set the tokens of a pass of the recipe's own model: responses of a GPU, times the lengths of prompt and response.
 
-    names: the other program's keys of these three numbers.
+    name: the other program's key of these responses. rows: its default; None for all. lengths: its keys of the lengths, with
+    their defaults.
     """
-    if out.ready and all(map(source.has, names)):
-        rows, prompt, response = (source.number(name, default=1) for name in names)
-        out.set("actor.micro_tokens", int(rows * (prompt + response)))
+    if out.ready and (least := source.number(name) if source.has(name) else rows):
+        out.set("actor.micro_tokens", int(least * sum(source.number(key, default=one) for key, one in lengths.items())))
 
 
 def adapters(source: Source, out: Translation, keys: str) -> None:
@@ -140,7 +142,7 @@ def engine(source: Source, out: Translation, name: str, parallel: str, sleep: st
     name: key whose value is vllm, or true in TRL. parallel, sleep: keys of the tensor parallelism and of the sleep mode.
 
     Without the recipe's model the embedded engine samples, so that the experiment runs on a machine without vLLM. With it vLLM
-    evaluates, and a forward pass scores, as in these programs: the embedded engine in fp32 would need a GPU of its own.
+    evaluates, and a forward pass scores, so that no embedded engine in fp32 shares the GPU. A KL term alone keeps one.
     """
     if not out.ready and source.take(name) in VLLM:
         remedy = "rollout/engine=vllm, after `make vllm`, samples with vLLM"
@@ -151,6 +153,7 @@ def engine(source: Source, out: Translation, name: str, parallel: str, sleep: st
         out.set("rollout.engine.tensor_parallel", source.number(parallel))
         out.set("actor.scoring", "forward")
         out.set("evaluation.policy", "rollout")
+        out.notes.append("actor.scoring=forward, evaluation.policy=rollout: so no embedded engine in fp32 shares the GPU")
         if sleep is not None and source.has(sleep):
             out.set("rollout.engine.sleep", source.flag(sleep))
 
@@ -166,7 +169,8 @@ def of_verl(source: Source, out: Translation) -> None:
     if source.flag("actor.use_dynamic_bsz"):
         out.set("actor.micro_tokens", source.number("actor.ppo_max_token_len_per_gpu", default=16384))
     else:
-        passes(source, out, "actor.ppo_micro_batch_size_per_gpu", "data.max_prompt_length", "data.max_response_length")
+        lengths = {"data.max_prompt_length": 512, "data.max_response_length": 512}
+        passes(source, out, "actor.ppo_micro_batch_size_per_gpu", None, lengths)
     mode = source.take(*ROUTER)
     if mode in REPLAYS:
         out.set("routing.replay", REPLAYS[mode])

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from algos.corrections.spec import Weight
-from faultline.tools.import_config import operation
+from faultline.tools.import_config import formats, operation
 from faultline.tools.import_config.translation import UNREACHED, PolicyKeys, Source, Translation, unusable
 
 POLICY = PolicyKeys(
@@ -74,23 +74,11 @@ def translate(source: Source, out: Translation) -> None:
     source.take("generator.sampling_params.logprobs")  # log μ is always recorded here
     out.sampling(source, "generator.sampling_params.top_p", "generator.sampling_params.top_k")
     _entropy_and_groups(source, out)
-    _logged(source, out)
+    mode = f"{operation.SKYRL_INIT}logprobs_mode"
+    formats.logged(source, out, "generator.sampling_params.temperature", [mode], "SkyRL leaves vLLM's raw_logprobs")
     operation.of_skyrl(source, out)
     out.minibatches(source, "trainer.policy_mini_batch_size", "trainer.train_batch_size")
     out.run_on(source, "trainer.placement.policy_num_gpus_per_node", "trainer.placement.policy_num_nodes")
-
-
-def _logged(source: Source, out: Translation) -> None:
-    """Warn that SkyRL's own ratios are wrong: at a temperature other than 1 vLLM's default logs log μ before it."""
-    temperature, mode = (
-        source.number("generator.sampling_params.temperature", default=1.0),
-        f"{operation.SKYRL_INIT}logprobs_mode",
-    )
-    if temperature != 1 and not source.has(mode):
-        out.warnings.append(
-            f"generator.sampling_params.temperature={temperature:g} without {mode}: SkyRL leaves vLLM's raw_logprobs, so every "
-            "ratio is wrong there, and right here. Set it to processed_logprobs there"
-        )
 
 
 def _loss(source: Source, out: Translation) -> None:

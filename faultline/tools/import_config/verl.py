@@ -305,6 +305,8 @@ def _rest(source: Source, out: Translation) -> None:
     _sampling(source, out)
     own = {name: f"rollout.{name}" for name in ("dtype", "quantization", "logprobs_mode")}
     fp8 = {"fp8": "fp8_block"} if source.has("rollout.quantization") else formats.QUANTIZATION  # 1x128 and 128x128
+    modes = ["rollout.engine_kwargs.vllm.logprobs_mode", "rollout.logprobs_mode"]
+    formats.logged(source, out, "rollout.temperature", modes, "")
     formats.engine(source, out, "rollout.engine_kwargs.vllm.", own, fp8)
     operation.of_verl(source, out)
     out.run_on(source, "trainer.n_gpus_per_node", "trainer.nnodes")

@@ -357,6 +357,13 @@ def test_that_another_model_trains_is_the_first_line(tmp_path, theirs, first):
     assert warnings_of(tmp_path, theirs)[0] == f"the built-in small model trains, {first}"
 
 
+@pytest.mark.parametrize(("temperature", "mode", "told"), [(0.7, "raw_logprobs", 1), (1, "raw_logprobs", 0), (0.7, None, 0)])
+def test_ratios_that_verl_gets_wrong_are_told(tmp_path, temperature, mode, told):
+    theirs = {"algorithm.adv_estimator": "grpo", "trainer.total_training_steps": 5}
+    theirs |= {"actor_rollout_ref.rollout.temperature": temperature, "actor_rollout_ref.rollout.logprobs_mode": mode}
+    assert sum("so every ratio is wrong there." in line for line in warnings_of(tmp_path, theirs)) == told
+
+
 @pytest.mark.parametrize(("settings", "told"), [({"temperature": 0.6}, 1), ({"temperature": 1.0}, 0), ({}, 0)])
 def test_ratios_that_skyrl_gets_wrong_are_told(tmp_path, settings, told):
     """At a temperature other than 1 its default mode logs log μ before temperature, and with its key set log μ itself."""

@@ -172,6 +172,43 @@ def test_the_trainers_of_verl_and_skyrl_have_their_defaults(tmp_path, theirs):
     assert "'s defaults of keys not set: lr=1e-06, weight_decay=0.01, " in text
 
 
+MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
+LENGTHS = {"trainer.max_prompt_length": 1024, "generator.sampling_params.max_generate_length": 3072}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "tokens"),
+    [
+        (VERL_TRAINER, None),
+        (VERL_TRAINER | {MICRO: 0}, None),
+        (VERL_TRAINER | {MICRO: 4}, 4 * (512 + 512)),
+        (VERL_TRAINER | {MICRO: 4, "data.max_prompt_length": 1024, "data.max_response_length": 3072}, 16384),
+        (VERL_TRAINER | {"actor_rollout_ref.actor.use_dynamic_bsz": True, MICRO: 4}, 16384),
+        (SKYRL_TRAINER, 512 + 1024),
+        (SKYRL_TRAINER | LENGTHS | {"trainer.micro_train_batch_size_per_gpu": 2}, 8192),
+        (SKYRL_TRAINER | LENGTHS | {"trainer.max_tokens_per_microbatch": 32768}, 32768),
+        (SKYRL_TRAINER | {"trainer.max_tokens_per_microbatch": -1}, 512 + 1024),
+    ],
+)
+def test_a_pass_is_as_large_as_in_the_other_program(tmp_path, theirs, tokens):
+    """The lengths' defaults: verl's data/legacy_data.yaml; SkyRL's TrainerConfig and SamplingParams."""
+    config, text = launched_with(tmp_path, theirs)
+    assert config.actor.micro_tokens == tokens and "not translated: trainer.m" not in text
+    assert config.actor.zero_stage == 3 and config.actor.gradient_checkpointing
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        VERL_TRAINER | {"actor_rollout_ref.model.lora_rank": 32},
+        SKYRL_TRAINER | {"trainer.policy.model.lora.rank": 32},
+    ],
+)
+def test_adapters_are_launched_without_divided_weights(tmp_path, theirs):
+    config, _ = launched_with(tmp_path, theirs)
+    assert (config.actor.lora.rank, config.actor.zero_stage) == (32, 2)
+
+
 @pytest.mark.parametrize(
     ("given", "dtype", "masters"),
     [

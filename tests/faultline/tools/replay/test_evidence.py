@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -358,6 +359,14 @@ def test_raw_log_probabilities_against_a_temperature(tmp_path):
     raw = verdict_of(drawn(tmp_path / "raw.parquet", 0.6, 1.0, 0.6))
     assert raw.diagnosis.fault == "raw_logprobs" and raw.proposal is None and raw.diagnosis.mean_ratio > 1.1
     assert verdict_of(drawn(tmp_path / "sound.parquet", 0.6, 0.6, 0.6)).diagnosis.consistent
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.5])
+def test_the_temperature_of_raw_log_probabilities_is_at_most_the_estimate(tmp_path, temperature):
+    """A vocabulary of fifty tokens moves it by less than a tenth."""
+    evidence = verdict_of(drawn(tmp_path / "raw.parquet", temperature, 1.0, temperature)).diagnosis.evidence
+    (estimate,) = re.findall(r"a temperature of about (\d\.\d\d) or less was applied", evidence)
+    assert temperature <= float(estimate) <= 1.1 * temperature
 
 
 def test_noise_that_the_run_adds_is_no_fault(swapped, tmp_path):
