@@ -32,6 +32,9 @@ OWN = {"task.path": "questions.jsonl", "task.verifier": "module:function"}
 YAML = (".yaml", ".yml", ".json")
 """File suffixes of configs. Any other file is read as a shell recipe or as a list of overrides."""
 
+LARGEST = 141
+"""Memory of an H200 in GB (NVIDIA, H200 data sheet)."""
+
 
 class Translated(NamedTuple):
     """The `text` of an experiment file, the GPUs of its recipe, and the keys of the recipe without a counterpart in it."""
@@ -130,7 +133,8 @@ def _most(config: Config, ranks: int) -> str:
 
     with suppress(UserError):
         needed = memory(config, ranks)
-        return f"{max(needed.total(moment) for moment in MOMENTS) / 1e9:.0f} GB a GPU, by "
+        most = max(needed.total(moment) for moment in MOMENTS) / 1e9
+        return f"{most:.0f} GB a GPU{', more than an H200 has' * (most > LARGEST)}, by "
     return ""
 
 

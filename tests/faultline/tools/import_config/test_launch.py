@@ -430,6 +430,18 @@ def test_a_launch_names_each_key_that_is_not_translated(tmp_path, capsys):
     assert "every key was translated, or is a note in the file\n" in capsys.readouterr().err
 
 
+def test_a_run_that_no_gpu_holds_is_told(tmp_path, capsys):
+    """A KL term keeps an embedded engine in fp32, with a cache of all responses: hundreds of GB for 7B."""
+    theirs = VERL_TRAINER | GPUS | {"actor_rollout_ref.model.path": "Qwen/Qwen2.5-7B-Instruct", MICRO: 4}
+    said = []
+    for kl in (False, True):
+        written(tmp_path / "theirs.yaml", theirs | {"actor_rollout_ref.actor.use_kl_loss": kl})
+        main(["import-config", str(tmp_path / "theirs.yaml"), "--launch", str(tmp_path / f"conf{kl}")])
+        said += re.findall(r"^its memory: (\d+) GB a GPU(.*) by faultline", capsys.readouterr().err, re.M)
+    (small, nothing), (large, told) = said
+    assert int(small) < 141 < int(large) and (nothing, told) == (",", ", more than an H200 has,")
+
+
 def test_an_imported_run_is_sized(tmp_path, capsys):
     model = make(tmp_path / "model")
     written(tmp_path / "theirs.yaml", VERL_TRAINER | GPUS | {"actor_rollout_ref.model.path": model})
