@@ -38,7 +38,7 @@ def test_skyrl_has_no_mode_of_its_own_and_three_ways_to_read_what_is_logged():
     (dppo,) = [part for part in losses.split("@register_policy_loss(")[1:] if part.startswith("PolicyLossType.DPPO)")]
     assert "mu_log_probs = rollout_logprobs if" in dppo and "log_probs - mu_log_probs" in dppo
     said = "with an `off_policy_correction`, or the loss `rollout_is` or `dppo`"
-    assert row("SkyRL 0.3.0")[1:3] == ["by default", said]
+    assert row("SkyRL 0.3.0")[1:3] == ["without the key at the right", said]
 
 
 def test_trl_asks_for_processed_ones_and_reads_them_by_default():
