@@ -27,7 +27,7 @@ from harness.diagnosis import run_facts
 RECORD = Path(__file__).parents[1] / "study" / "bug"
 PICTURE, LINES = Path("docs/bug-cost.png"), Path("docs/bug-cost-lines.png")
 TITLE = "In a toy, vLLM's default logging took PPO in bypass mode from 0.85 to 0.10. The first batch showed it."
-LINES_TITLE = "Logged before temperature, a toy lost a quarter, half or far more of RL's gain: ten seeds"
+LINES_TITLE = "With raw log-probabilities a toy lost a quarter, half or far more of RL's gain: ten seeds"
 SETTINGS = {"rollout": "PPO in verl's bypass mode", "sequence": "TRL's sequence mask", "token": "verl's token weights"}
 """Key of a setting of the plan, the level of its weight or else the loss' proximal policy -> its name."""
 HARMED = (HUES["fp8_tensor"], HUES["int8"], HUES["nvfp4"])

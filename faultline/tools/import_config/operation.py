@@ -102,8 +102,9 @@ def passes(source: Source, out: Translation, name: str, rows: int | None, length
     name: the other program's key of these responses. rows: its default; None for all. lengths: its keys of the lengths, with
     their defaults.
     """
-    if out.ready and (least := source.number(name) if source.has(name) else rows):
-        out.set("actor.micro_tokens", int(least * sum(source.number(key, default=one) for key, one in lengths.items())))
+    if out.ready and (responses := source.number(name) if source.has(name) else rows):
+        tokens = sum(source.number(key, default=length) for key, length in lengths.items())
+        out.set("actor.micro_tokens", int(responses * tokens))
 
 
 def adapters(source: Source, out: Translation, keys: str) -> None:
