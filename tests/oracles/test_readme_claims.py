@@ -12,7 +12,11 @@ README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 def row(trainer: str) -> list[str]:
     """The cells of a trainer's row in the table of who is hit."""
-    (line,) = [line for line in README.splitlines() if line.startswith(f"| {trainer} |") and "processed_logprobs" in line]
+    (line,) = [
+        line
+        for line in README.splitlines()
+        if line.startswith(f"| {trainer}, another temperature |") and "processed_logprobs" in line
+    ]
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
@@ -24,7 +28,7 @@ def sources(package) -> dict[str, str]:
 def test_verl_asks_for_processed_ones_unless_told_otherwise():
     config = (Path(verl.__path__[0]) / "trainer/config/rollout/rollout.yaml").read_text()
     assert "\nlogprobs_mode: processed_logprobs\n" in config and "\ntemperature: 1.0\n" in config and "\ntop_p: 1\n" in config
-    assert row("verl 0.9.1")[1] == "with `logprobs_mode=raw_logprobs`"
+    assert row("verl 0.9.1")[1] == "`logprobs_mode=raw_logprobs`"
     assert row("verl 0.9.1")[3] == "`actor_rollout_ref.rollout.logprobs_mode=processed_logprobs`"
 
 
@@ -37,8 +41,8 @@ def test_skyrl_has_no_mode_of_its_own_and_three_ways_to_read_what_is_logged():
     assert [part.partition(")")[0] for part in ratios] == ["PolicyLossType.ROLLOUT_IS"]
     (dppo,) = [part for part in losses.split("@register_policy_loss(")[1:] if part.startswith("PolicyLossType.DPPO)")]
     assert "mu_log_probs = rollout_logprobs if" in dppo and "log_probs - mu_log_probs" in dppo
-    said = "with an `off_policy_correction`, or the loss `rollout_is` or `dppo`"
-    assert row("SkyRL 0.3.0")[1:3] == ["without the key at the right", said]
+    said = "`off_policy_correction`, or the loss `rollout_is` or `dppo`"
+    assert row("SkyRL 0.3.0")[1:3] == ["always, without the fix", said]
 
 
 def test_trl_asks_for_processed_ones_and_reads_them_by_default():
@@ -48,7 +52,7 @@ def test_trl_asks_for_processed_ones_and_reads_them_by_default():
     assert "if self.use_vllm and self.vllm_importance_sampling_correction" in trainer
     assert "vllm_importance_sampling_correction: bool = field(\n        default=True" in config
     assert 'if logprobs_mode != "processed_logprobs":' in trainer  # the warning of a server
-    assert row("TRL 1.16")[1:3] == ["from a plain `vllm serve`; TRL warns", "unless `vllm_importance_sampling_correction=False`"]
+    assert row("TRL 1.16")[1:3] == ["a plain `vllm serve`; TRL warns", "unless `vllm_importance_sampling_correction=False`"]
 
 
 @pytest.mark.parametrize("trainer", ["SkyRL 0.3.0", "verl 0.9.1", "TRL 1.16"])

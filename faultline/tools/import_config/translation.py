@@ -291,7 +291,7 @@ class Translation:
         cut = [f"{source.key(name)}={value:g}" for name, (value, neutral) in keep_all.items() if value not in neutral]
         if cut:
             why = "the engine draws from a cut distribution, RL trains the whole one, and no correction undoes that"
-            self.warnings.append(f"{', '.join(cut)}: {why}")
+            self.warnings.append(f"{', '.join(cut)}: {why}. With processed_logprobs every ratio is wrong too")
 
     def choose(self, group: str, source: Source, key: str, options: Mapping[Any, str]) -> None:
         """Choose the option of config group `group` by `key`. options: value of `key` -> option. Other values go to `lost`."""
