@@ -168,6 +168,12 @@ def test_a_base_model_has_the_sizes_of_its_tuned_one(config):
     assert base.to_dict() == tuned.to_dict() and base.hidden_size == 3584
 
 
+def test_qwen3_has_as_many_numbers_as_its_card_says(config):
+    """0.6B, and 0.44B without the embedding (huggingface.co/Qwen/Qwen3-0.6B)."""
+    sizes = sizes_of(shape_of(config("model.path=Qwen/Qwen3-0.6B")))
+    assert f"{sizes.numbers / 1e9:.1f} {(sizes.numbers - sizes.head) / 1e9:.2f}" == "0.6 0.44"
+
+
 def test_what_is_not_known_is_refused(config):
     with pytest.raises(UserError, match=r"model.path=no/where: its sizes are not known here.*nothing is downloaded.*Qwen2.5-7B"):
         memory(config("model.path=no/where"), 1)
