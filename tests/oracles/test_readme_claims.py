@@ -52,7 +52,7 @@ def test_trl_asks_for_processed_ones_and_reads_them_by_default():
     assert "if self.use_vllm and self.vllm_importance_sampling_correction" in trainer
     assert "vllm_importance_sampling_correction: bool = field(\n        default=True" in config
     assert 'if logprobs_mode != "processed_logprobs":' in trainer  # the warning of a server
-    assert row("TRL 1.16")[1:3] == ["a plain `vllm serve`; TRL warns", "unless `vllm_importance_sampling_correction=False`"]
+    assert row("TRL 1.16")[1:3] == ["a plain `vllm serve`; TRL warns", "by default: `vllm_importance_sampling_correction`"]
 
 
 @pytest.mark.parametrize("trainer", ["SkyRL 0.3.0", "verl 0.9.1", "TRL 1.16"])
