@@ -41,7 +41,7 @@ FAULT = Fault(
         "TRL": "temperature, and --logprobs-mode processed_logprobs of a vLLM server that TRL did not start",
         "prime-rl": "logprobs_mode of the inference server: processed_logprobs is set unless another is",
         "cuts": UNCUT,
-        "columns": "whether logp_rollout and logp_old were exchanged, as in 7 of 32 batches of our record with this answer",
+        "columns": "whether logp_rollout and logp_old were exchanged, as in 7 of 41 tested batches with this answer",
         "filters": FILTERED,
     },
     "critical",

@@ -147,7 +147,7 @@ def test_its_one_picture_is_of_the_recorded_runs():
     assert {f"{mean:.2f}" for mean in ends[False].groupby("setting").mean()} == {f"{right:.2f}"}
     bug, said = ends[True].groupby("setting").mean(), " ".join(README.split())
     assert f"RL raised the reward of [a toy](docs/bug-cost.md) from {began:.2f} to {right:.2f}. With the bug it ended at" in said
-    token, ppo = f"{bug['token']:.2f} under token weights (SkyRL's correction too)", f"and {bug['rollout']:.2f} under PPO"
+    token, ppo = f"{bug['token']:.2f} under token weights (verl's and SkyRL's kind)", f"and {bug['rollout']:.2f} under PPO"
     assert f"ended at {bug['sequence']:.2f} under a sequence mask, {token}, {ppo}" in said
     named = dumps[dumps["bug"]].groupby("seed")["named"].unique()
     assert len(named) == 10 and all(list(names) == ["raw_logprobs"] for names in named)
@@ -202,7 +202,8 @@ def test_its_table_is_that_of_the_record_with_other_trainers():
     said = " ".join(README.split())
     called = read(RECORD).query("plain_named == 'raw_logprobs'")["fault"].value_counts()
     assert called.to_dict() == {"raw_logprobs": 25, "swapped": 7}
-    assert "of the record's 32 `raw_logprobs`, 7 were exchanged columns." in said
+    assert "of 41 answers `raw_logprobs`, 7 were exchanged columns." in said
+    assert "as in 7 of 41 tested batches with this answer" in FAULTS["raw_logprobs"].check["columns"]
     theirs_called = [name for name, (_, batch) in zip(expected, theirs, strict=True) if batch.named == "raw_logprobs"]
     assert set(theirs_called) == {"raw_logprobs"}
     page = " ".join((ROOT / "docs/diagnosis-record.md").read_text(encoding="utf-8").split())

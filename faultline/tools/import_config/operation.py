@@ -154,7 +154,7 @@ def engine(source: Source, out: Translation, name: str, parallel: str, sleep: st
         out.set("rollout.engine.tensor_parallel", source.number(parallel))
         out.set("actor.scoring", "forward")
         out.set("evaluation.policy", "rollout")
-        out.notes.append("actor.scoring=forward, evaluation.policy=rollout: so no embedded engine in fp32 shares the GPU")
+        out.notes.append("actor.scoring=forward, evaluation.policy=rollout: only a KL term keeps an embedded engine in fp32")
         if sleep is not None and source.has(sleep):
             out.set("rollout.engine.sleep", source.flag(sleep))
 

@@ -33,8 +33,8 @@ RENAMED = {
 
 
 def recognises(keys: Mapping[str, Any]) -> bool:
-    """Whether one of these dotted keys is of SkyRL: below trainer.algorithm or off_policy_correction, or one of BARE."""
-    return any(key.startswith(PREFIXES) or key in BARE for key in keys)
+    """Whether one of these keys is of SkyRL: below trainer.algorithm, off_policy_correction or generator, or one of BARE."""
+    return any(key.startswith((*PREFIXES, "generator.")) or key in BARE for key in keys)
 
 
 def shorten(key: str) -> str:

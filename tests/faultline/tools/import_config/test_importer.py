@@ -370,6 +370,8 @@ def test_ratios_that_skyrl_gets_wrong_are_told(tmp_path, settings, told):
     theirs = {"trainer.algorithm.use_kl_loss": False, "trainer.max_training_steps": 5}
     theirs |= {f"generator.sampling_params.{key}": value for key, value in settings.items()}
     assert sum("SkyRL leaves vLLM's raw_logprobs" in line for line in warnings_of(tmp_path, theirs)) == told
+    own = {key: value for key, value in theirs.items() if key.startswith("generator.")}  # which alone are known for SkyRL's
+    assert not own or sum("SkyRL leaves vLLM's raw_logprobs" in line for line in warnings_of(tmp_path, own)) == told
     mode = {"generator.inference_engine.engine_init_kwargs.logprobs_mode": "processed_logprobs"}
     assert not any("raw_logprobs" in line for line in warnings_of(tmp_path, theirs | mode))
 
