@@ -202,7 +202,8 @@ def _page(
     told = [headline(verdict), *(f"{chosen}. {measured}" for chosen, measured in deployed(verdict)), *why]
     first = [*told, *diagnosis_lines(found)] if found.consistent and not found.copied else [first_line(found), *told]
     answer = [*first, *gate_lines(verdict), *summary(replayed)]
-    return page(f"{verdict.dump.name}: is a correction needed, and which?", answer, sections)
+    asked = "is a correction needed, and which?" if found.consistent else "what is wrong with its log-probabilities?"
+    return page(f"{verdict.dump.name}: {asked}", answer, sections)
 
 
 def _settings(by_framework: dict[str, list[str]]) -> str:

@@ -414,6 +414,7 @@ def test_the_page_of_a_fault_has_its_name_whole_and_what_to_check_in_sight(tmp_p
     page = (tmp_path / "replay-example-raw" / "replay.html").read_text()
     heading = html.unescape(re.search(r"<h1>(.*?)</h1>", page, re.S)[1])
     assert " ".join(heading.split()) == f"FAULT raw_logprobs: {found['evidence']}"
+    assert "raw logprobs: what is wrong with its log-probabilities?</title>" in page
     table = page.split("What to check</h2>")[1].split("</section>")[0]
     assert (
         len(found["check"]) == 8
