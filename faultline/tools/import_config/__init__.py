@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from faultline.tools.import_config import formats, shell, skyrl, trl, verl
-from faultline.tools.import_config.translation import Gpus, Source, Translation, check_bounds
+from faultline.tools.import_config.source import Source
+from faultline.tools.import_config.translation import Gpus, Translation, check_bounds
 from harness.arms import flatten
 from harness.errors import UserError, printable
 from harness.files import output_folder, write_file

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from faultline.tools.import_config.translation import Source, Translation
+from faultline.tools.import_config.source import Source
+from faultline.tools.import_config.translation import Translation
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 """vLLM's name of a dtype -> option of rollout/precision."""
@@ -36,12 +37,19 @@ ENGINE = re.compile(rf"(?:^|\.)(?:rollout|generator)\.(?:.+\.)?({'|'.join(REMEDI
 
 
 def engine(
-    source: Source, out: Translation, place: str, own: Mapping[str, str], quantization: Mapping[str, str] = QUANTIZATION
+    source: Source,
+    out: Translation,
+    place: str,
+    own: Mapping[str, str],
+    temperature: str,
+    quantization: Mapping[str, str] = QUANTIZATION,
+    unset: str = "",
 ) -> None:
     """Translate vLLM's arguments for number formats and log-probabilities below the key `place`, which ends with a dot.
 
-    own: argument of vLLM -> the program's own key for it, read if the argument is not set. quantization: value of vLLM's
-    argument quantization -> option of rollout/precision.
+    own: argument of vLLM -> the program's own key for it, read if the argument is not set. temperature: its key of the sampling
+    temperature. quantization: value of vLLM's argument quantization -> option of rollout/precision. unset: why vLLM logs raw
+    log-probabilities without a key; "" where it does not.
     """
 
     def key(argument: str) -> str:
@@ -69,22 +77,21 @@ def engine(
         value = source.take(key(argument), default=ours)
         if value != ours:
             out.lost.append(f"{source.key(key(argument))}={value}: the engine here has {ours}")
+    _logged(source, out, temperature, key("logprobs_mode"), unset)
 
 
-def logged(source: Source, out: Translation, temperature: str, modes: Sequence[str], unset: str) -> None:
+def _logged(source: Source, out: Translation, temperature: str, mode: str, unset: str) -> None:
     """Warn that the other program's own ratios are wrong: at a temperature other than 1 raw log-probabilities are from before it.
 
-    temperature, modes: its keys of the temperature and of vLLM's `logprobs_mode`, of which the first that is set counts. unset:
-    why vLLM logs raw ones without such a key; "" where it does not.
+    mode: its key of vLLM's `logprobs_mode`. temperature, unset: as in `engine`.
     """
-    hot, given = source.number(temperature, default=1.0), next(filter(source.has, modes), None)
-    if given is not None and str(source.take(given)).startswith("raw"):
-        why = f"with {source.key(given)}={source.take(given)}"
-    elif given is None and unset:
-        why = f"without {modes[0]}: {unset}"
+    hot = source.number(temperature, default=1.0)
+    if source.has(mode):
+        value = str(source.take(mode))
+        raw, why = value.startswith("raw"), f"with {source.key(mode)}={value}"
     else:
-        return
-    if hot != 1:
+        raw, why = bool(unset), f"without {mode}: {unset}"
+    if raw and hot != 1:
         wrong = "so every ratio is wrong there. Set it to processed_logprobs there"
         out.warnings.append(f"{source.key(temperature)}={hot:g} {why}, {wrong}")
 

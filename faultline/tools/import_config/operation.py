@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from faultline.tools.import_config import formats
-from faultline.tools.import_config.translation import Source, Translation
+from faultline.tools.import_config.source import Source
+from faultline.tools.import_config.translation import Translation
 
 VERL = {
     "trainer.test_freq": "evaluation.every",
@@ -53,10 +54,10 @@ ROUTER = tuple(f"actor.{place}router_replay.mode" for place in ("", "megatron.",
 
 def of_skyrl(source: Source, out: Translation) -> None:
     """Translate SkyRL's keys of rollout engine and precision, evaluation, checkpoints, W&B, AdamW and the trainer's dtype."""
-    formats.engine(source, out, SKYRL_INIT, {"dtype": f"{SKYRL_ENGINE}model_dtype"})
+    own, temperature = {"dtype": f"{SKYRL_ENGINE}model_dtype"}, "generator.sampling_params.temperature"
+    formats.engine(source, out, SKYRL_INIT, own, temperature, unset="SkyRL leaves vLLM's raw_logprobs")
     engine(source, out, f"{SKYRL_ENGINE}backend", f"{SKYRL_ENGINE}tensor_parallel_size")
     operate(source, out, "SkyRL", SKYRL)
-    sharded(out)
     dtype(source, out, "SkyRL", "trainer.policy.fsdp_config.mixed_precision.param_dtype")
     if (tokens := source.number("trainer.max_tokens_per_microbatch")) is not None and tokens > 0:
         out.set("actor.micro_tokens", int(tokens))  # SkyRL then ignores the number of responses
@@ -69,7 +70,10 @@ def of_skyrl(source: Source, out: Translation) -> None:
 
 
 def operate(source: Source, out: Translation, program: str, numbers: Mapping[str, str]) -> None:
-    """Translate evaluation, checkpoints, W&B's project, AdamW's betas, recomputation. numbers: key of `program` -> key here."""
+    """Translate evaluation, checkpoints, W&B's project, AdamW's betas, recomputation, adapters, and how weights are divided.
+
+    numbers: key of `program` -> key here.
+    """
     for theirs, ours in numbers.items():
         value, least = source.number(theirs), 2 if ours == "checkpoint.keep" else 1
         if value is not None and value >= least:
@@ -88,11 +92,7 @@ def operate(source: Source, out: Translation, program: str, numbers: Mapping[str
     if source.has(CHECKPOINTING[program]):
         out.set("actor.gradient_checkpointing", source.flag(CHECKPOINTING[program]))
     adapters(source, out, LORA[program])
-
-
-def sharded(out: Translation) -> None:
-    """Divide the weights of the recipe's own model by the ranks, as FSDP does in verl and SkyRL; adapters are trained whole."""
-    if out.ready:
+    if out.ready:  # as by FSDP in both; adapters are trained without divided weights
         out.set("actor.zero_stage", 2 if "lora" in out.values.get("actor", {}) else 3)
 
 
@@ -163,7 +163,6 @@ def of_verl(source: Source, out: Translation) -> None:
     """Translate verl's keys of rollout engine, evaluation, checkpoints, W&B, AdamW, dtype, micro-batches and router replay."""
     engine(source, out, "rollout.name", "rollout.tensor_model_parallel_size", "rollout.free_cache_engine")
     operate(source, out, "verl", VERL)
-    sharded(out)
     out.set("actor.eps", source.number("actor.optim.override_optimizer_config.eps"))
     weights = source.take("actor.fsdp_config.model_dtype", default="fp32")
     dtype(source, out, "verl", "actor.fsdp_config.dtype", bf16_weights=DTYPES.get(weights) == "bf16")

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from algos.corrections.spec import Weight
-from faultline.tools.import_config import formats, operation
-from faultline.tools.import_config.translation import UNREACHED, PolicyKeys, Source, Translation, unusable
+from faultline.tools.import_config import operation
+from faultline.tools.import_config.source import Source
+from faultline.tools.import_config.translation import UNREACHED, PolicyKeys, Translation, unusable
 
 POLICY = PolicyKeys(
     "trainer.policy.model.path", "data.train_data", "trainer.max_prompt_length", "generator.sampling_params.max_generate_length"
@@ -74,8 +75,6 @@ def translate(source: Source, out: Translation) -> None:
     source.take("generator.sampling_params.logprobs")  # log μ is always recorded here
     out.sampling(source, "generator.sampling_params.top_p", "generator.sampling_params.top_k")
     _entropy_and_groups(source, out)
-    mode = f"{operation.SKYRL_INIT}logprobs_mode"
-    formats.logged(source, out, "generator.sampling_params.temperature", [mode], "SkyRL leaves vLLM's raw_logprobs")
     operation.of_skyrl(source, out)
     out.minibatches(source, "trainer.policy_mini_batch_size", "trainer.train_batch_size")
     out.run_on(source, "trainer.placement.policy_num_gpus_per_node", "trainer.placement.policy_num_nodes")

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from faultline.tools.import_config import operation
-from faultline.tools.import_config.translation import PolicyKeys, Source, Translation, unusable
+from faultline.tools.import_config.source import Source
+from faultline.tools.import_config.translation import PolicyKeys, Translation, unusable
 
 MARKS = ("loss_type", "num_generations", "use_vllm", "scale_rewards", "importance_sampling_level", "off_policy_mask_threshold")
 POLICY = PolicyKeys("model_name_or_path", "dataset_name", "max_prompt_length", "max_completion_length")

@@ -10,7 +10,8 @@ from typing import Any
 
 from algos.corrections import spec
 from faultline.tools.import_config import formats, operation
-from faultline.tools.import_config.translation import PolicyKeys, Source, Translation, as_number, unusable
+from faultline.tools.import_config.source import Source, as_number
+from faultline.tools.import_config.translation import PolicyKeys, Translation, unusable
 from faultline.tools.import_config.verl_presets import expand
 from harness.errors import UserError
 
@@ -305,9 +306,7 @@ def _rest(source: Source, out: Translation) -> None:
     _sampling(source, out)
     own = {name: f"rollout.{name}" for name in ("dtype", "quantization", "logprobs_mode")}
     fp8 = {"fp8": "fp8_block"} if source.has("rollout.quantization") else formats.QUANTIZATION  # 1x128 and 128x128
-    modes = ["rollout.engine_kwargs.vllm.logprobs_mode", "rollout.logprobs_mode"]
-    formats.logged(source, out, "rollout.temperature", modes, "")
-    formats.engine(source, out, "rollout.engine_kwargs.vllm.", own, fp8)
+    formats.engine(source, out, "rollout.engine_kwargs.vllm.", own, "rollout.temperature", fp8)
     operation.of_verl(source, out)
     out.run_on(source, "trainer.n_gpus_per_node", "trainer.nnodes")
 

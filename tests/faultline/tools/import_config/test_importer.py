@@ -14,7 +14,8 @@ import yaml
 from analysis.sources import is_control
 from faultline.cli import main
 from faultline.tools.import_config import import_config, trl
-from faultline.tools.import_config.translation import Source, Translation
+from faultline.tools.import_config.source import Source
+from faultline.tools.import_config.translation import Translation
 from harness.arms import arms
 from harness.compose import compose
 from harness.config import parse
