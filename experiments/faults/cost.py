@@ -30,12 +30,12 @@ TITLE = "In a toy, vLLM's default logging took PPO in bypass mode from 0.85 to 0
 LINES_TITLE = "With raw log-probabilities a toy lost a quarter, half or far more of RL's gain: ten seeds"
 SETTINGS = {"rollout": "PPO in verl's bypass mode", "sequence": "TRL's sequence mask", "token": "verl's token weights"}
 """Key of a setting of the plan, the level of its weight or else the loss' proximal policy -> its name."""
-HARMED = (HUES["fp8_tensor"], HUES["int8"], HUES["nvfp4"])
-"""Colours of the settings with the bug, in the order of SETTINGS."""
-APART = 0.09
-"""Least distance of two labels at the ends of lines, in reward."""
 COLOURS = {False: NEUTRAL, True: HUES["fp8_tensor"]}
 """Whether a run has the bug -> its colour."""
+HARMED = {"rollout": COLOURS[True], "sequence": HUES["int8"], "token": HUES["nvfp4"]}
+"""Setting -> its colour with the bug, where all are in one picture."""
+APART = 0.09
+"""Least distance of two labels at the ends of lines, in reward."""
 
 
 def runs(sweep: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -130,9 +130,9 @@ def lines(rewards: pd.DataFrame) -> Figure:
     """Draw the mean reward of each setting with the bug, the first's without it, and as thin lines its seeds with the bug."""
     figure, ((axis,),) = subplots(1, 1, 3.0)
     ends = endpoints(rewards).groupby("setting").mean()
-    axis.plot(_seeds(rewards, "rollout", True), color=HARMED[0], linewidth=0.7, alpha=0.6)
+    axis.plot(_seeds(rewards, "rollout", True), color=HARMED["rollout"], linewidth=0.7, alpha=0.6)
     drawn = {"without the bug, in all three": ("rollout", False, NEUTRAL)}
-    drawn |= {name: (setting, True, colour) for (setting, name), colour in zip(SETTINGS.items(), HARMED, strict=True)}
+    drawn |= {name: (setting, True, HARMED[setting]) for setting, name in SETTINGS.items()}
     height = 1.0
     for name, (setting, bug, colour) in sorted(drawn.items(), key=lambda item: -ends.loc[item[1][:2]]):
         axis.plot(_seeds(rewards, setting, bug).mean(axis=1), color=colour, linewidth=2.5)

@@ -190,7 +190,7 @@ def test_its_table_is_that_of_the_record_with_other_trainers():
     """Counted here anew of other trainers: what is right stands in their plans. The page of the record has the table too."""
     plain, both = answers(read(RECORD), "plain_").to_numpy()[:, 1:], together().to_numpy()[:, 1:]
     theirs = [(trainer, batch) for trainer in (TRL, VERL, SKYRL) for batch in recorded(trainer).itertuples()]
-    expected = [trainer.settings[batch.setting].expected for trainer, batch in theirs]
+    expected = [batch.expected for _, batch in theirs]
     sure, sound, other = (sum(name in names for name in expected) for names in (SURE, ["consistent"], [""]))
     missed = [(trainer.name, batch.setting) for trainer, batch in theirs if batch.kind == "consistent" and batch.named == ""]
     assert len(expected) == sure + sound + other and missed.count(("SkyRL", "top_p 0.9")) == 3
@@ -215,9 +215,8 @@ def test_its_table_is_that_of_the_record_with_other_trainers():
     theirs_of = {trainer.settings[batch.setting].keys.get("min_p") for trainer, batch in theirs} - {None}
     assert theirs_of == {0.1} and "`top_p` of 0.9 to 0.98, `top_k` of 5 or 20, or `min_p` of 0.1;" in said
     draws = {(trainer.name, batch.seed) for trainer, batch in theirs}
-    assert (
-        len(draws) == 9 and f"{sure} of them are of nine draws of prompts, and the 485 of about 44 sources" in said
-    )  # 35 and nine
+    drawn = f"{sure} of them are of nine draws of prompts, and the 485 of about 44 sources"  # 35 and these nine
+    assert len(draws) == 9 and drawn in said
 
 
 @pytest.mark.parametrize("trainer", [TRL, VERL, SKYRL], ids=lambda trainer: trainer.name)
@@ -228,11 +227,7 @@ def test_the_answers_in_other_trainers_are_those_of_their_records(trainer):
 
 def test_the_count_of_answers_in_other_trainers_is_that_of_their_records():
     """As the findings tell it. Answers where no fault has a name do not count."""
-    frames = []
-    for trainer in (TRL, VERL, SKYRL):
-        frame = recorded(trainer).assign(trainer=trainer.name)
-        frames.append(frame.assign(expected=frame["setting"].map(lambda name, of=trainer: of.settings[name].expected)))
-    frame = pd.concat(frames)
+    frame = pd.concat([recorded(trainer).assign(trainer=trainer.name) for trainer in (TRL, VERL, SKYRL)])
     named = frame[frame["expected"] != ""]
     right = told(named) == named["expected"]
     counts = named["expected"].value_counts()

@@ -100,11 +100,8 @@ def test_the_picture_of_lines_has_the_recorded_endpoints_beside_its_lines():
     right = ends[False].mean()
     taught = right - rewards.query("step == 0")["reward"].mean()
     lost = (ends[False] - ends[True]) / taught
-    assert (
-        lost["sequence"] == pytest.approx(0.25, abs=0.03)
-        and lost["token"] == pytest.approx(0.5, abs=0.05)
-        and lost["rollout"] > 1
-    )
+    assert lost["sequence"] == pytest.approx(0.25, abs=0.03) and lost["token"] == pytest.approx(0.5, abs=0.05)
+    assert lost["rollout"] > 5  # the title says a quarter, half or far more
 
 
 def test_its_title_is_what_the_record_holds():

@@ -172,7 +172,9 @@ def table(trainer: Trainer, record: pd.DataFrame) -> pd.DataFrame:
 
 
 def recorded(trainer: Trainer) -> pd.DataFrame:
-    return pd.read_csv(trainer.record, keep_default_na=False)
+    """The trainer's record, and as `expected` the right answer to each batch, "" where no fault has its name."""
+    record = pd.read_csv(trainer.record, keep_default_na=False)
+    return record.assign(expected=[trainer.settings[name].expected for name in record["setting"]])
 
 
 def main(trainer: Trainer, words: list[str]) -> None:

@@ -21,9 +21,8 @@ def together() -> pd.DataFrame:
     table = answers(read(RECORD), "plain_").set_index("what was wrong")
     for trainer in (TRL, VERL, SKYRL):
         for batch in recorded(trainer).itertuples():
-            expected = trainer.settings[batch.setting].expected
-            row = table.index[0 if expected in SURE else 3 if expected == "consistent" else 2]
-            right = "named" if batch.named == expected else "wrong name"
+            row = table.index[0 if batch.expected in SURE else 3 if batch.expected == "consistent" else 2]
+            right = "named" if batch.named == batch.expected else "wrong name"
             column = {"fault": right, "unknown": "`UNKNOWN`", "consistent": "`consistent`"}[batch.kind]
             table.loc[row, ["batches", column]] += 1
     return table.reset_index()

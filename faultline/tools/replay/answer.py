@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,7 +20,7 @@ from faultline.tools.replay.evidence import Evidence, known, of_run
 from faultline.tools.replay.example import EXAMPLES, PRECISIONS, SOUND, example
 from faultline.tools.replay.gate import Gate
 from faultline.tools.replay.junit import write_junit
-from faultline.tools.replay.persistence import persistence
+from faultline.tools.replay.persistence import Lasting, persistence
 from faultline.tools.replay.sources import Dump
 from faultline.tools.replay.verdict import KNOWN, PresetEffect, Verdict, compared, detailed, gated, judge, listed
 from harness.errors import UserError, printable
@@ -66,15 +65,9 @@ def answer(
     copied = of_run(path) is None and evidence.copied(diagnosis)  # a run of Faultline scores its samples again
     verdict = judge(name, replayed, control, advice, target, diagnosis, None if chosen else KNOWN, copied)
     verdict = detailed(gated(verdict, gates, advice), tokens)
-    lasting = persistence(Dump(path, skip_bad=skip_bad))
-    rules = records.verdict()
-    answered = answers(verdict, lasting, rules, list(rules) if deploy is None else [deploy])
-    limits = [f"Persistence: {lasting.why}."] if lasting.value is None else []
-    if diagnosis.kind == "consistent":
-        limits += [note for note in (None if copied else evidence.note(diagnosis), evidence.untested()) if note]
-    more: dict[str, Any] = {"deployed": answered, "persistence": lasting.value, "persistence_note": lasting.why}
-    more |= {"limitations": [*limits, *verdict.limitations], "compared": compared(diagnosis, evidence.facts)}
-    verdict = verdict.model_copy(update=more)
+    notes = [None if copied else evidence.note(diagnosis), evidence.untested()] if diagnosis.kind == "consistent" else []
+    verdict = verdict.model_copy(update={"compared": compared(diagnosis, evidence.facts)})
+    verdict = _answered(verdict, persistence(Dump(path, skip_bad=skip_bad)), deploy, list(filter(None, notes)))
     shown = {name: verdict.presets} | ({} if example_name else _references(specs, verdict))
     out = out or _folder(path, example_name)
     verdict = page.write(out, verdict, shown, replayed, control, advice.bounds, by_place(tokens.pairs))
@@ -90,6 +83,19 @@ def answer(
         _show_tables(replayed, page.advice_table(advice.bounds), target)
     print(printable(f"Page: {verdict.page}"))
     return verdict
+
+
+def _answered(verdict: Verdict, lasting: Lasting, deploy: str | None, notes: list[str]) -> Verdict:
+    """Return a verdict with the answer for each deployed policy, the persistence, and the limitations `notes` before its own."""
+    rules = records.verdict()
+    unknown = [f"Persistence: {lasting.why}."] if lasting.value is None else []
+    more = {
+        "deployed": answers(verdict, lasting, rules, list(rules) if deploy is None else [deploy]),
+        "persistence": lasting.value,
+        "persistence_note": lasting.why,
+        "limitations": [*unknown, *notes, *verdict.limitations],
+    }
+    return verdict.model_copy(update=more)
 
 
 def _references(specs: dict[str, Correction], verdict: Verdict) -> dict[str, list[PresetEffect]]:
