@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 EXTRAS = {
     "train": ("deepspeed", "math_verify", "peft", "safetensors", "transformers"),
     "sweep": ("submitit",),
@@ -14,6 +16,13 @@ EXTRAS = {
 """Optional extra of pyproject.toml -> modules that it installs and that the code imports."""
 APART = ("train", "sweep", "search")
 """Extras that pin transformers, and so would change it in an environment of verl, SkyRL or TRL."""
+
+
+def require(extra: str) -> None:
+    """Raise ModuleNotFoundError for the first module of an extra that is not installed. Nothing is imported."""
+    for module in EXTRAS[extra]:
+        if find_spec(module) is None:
+            raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
 
 def absence(error: ModuleNotFoundError) -> str | None:

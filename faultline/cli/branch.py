@@ -27,6 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(**arguments: Any) -> None:
     """Continue one checkpoint under each of several settings, write the report and print its path."""
+    from harness.extras import require
     from sweeps.branch import branch
 
+    require("train")  # what reads the run works without it, and what trains comes late
     print(f"Page: {branch(**arguments).resolve()}")
