@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -25,7 +26,7 @@ class FaultyVllm(VllmEngine):
     """vLLM engine with further settings in every request. parameters: values of vLLM's SamplingParams, by name."""
 
     logprobs_mode = "processed_logprobs"
-    parameters: dict[str, Any]
+    parameters: Mapping[str, Any] = {}
 
     def _options(self, kv_cache_gib: float) -> dict[str, Any]:
         return super()._options(kv_cache_gib) | {"logprobs_mode": self.logprobs_mode, "block_size": BLOCK}
