@@ -1,6 +1,6 @@
-"""`python -m experiments.faults.cost [SWEEP]`: print what the bug of `trained.py` cost, and draw the figures, from the record.
+"""`python -m experiments.faults.cost [SWEEP]`: print what the bug of `trained.py` cost, and draw the figures, from the records.
 
-With the folder SWEEP its runs are read and recorded first.
+With the folder of a sweep, runs/bug or runs/bug_smollm2, its runs are read and recorded first.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from analysis.marks import HUES, NEUTRAL
 from analysis.statistics.dose import LAST
 from analysis.statistics.tests import difference_p, holm
 from experiments.faults.read import batch
+from experiments.plan import interval
 from harness.boundary import command
 from harness.diagnosis import run_facts
+from harness.errors import UserError
 
-RECORD = Path(__file__).parents[1] / "study" / "bug"
+RECORDS = Path(__file__).parents[1] / "study"
+TOY, SMOLLM2 = "bug", "bug_smollm2"
+"""Sweeps of docs/bug-cost.md, and the folders of their records."""
 PICTURE, LINES = Path("docs/bug-cost.png"), Path("docs/bug-cost-lines.png")
 TITLE = "In a toy, vLLM's default logging took PPO in bypass mode from 0.85 to 0.10. The first batch showed it."
-LINES_TITLE = "With raw log-probabilities a toy lost a quarter, half or far more of RL's gain: ten seeds"
+LINES_TITLE = "vLLM's raw log-probabilities made PPO in bypass mode unlearn what RL teaches SmolLM2-135M"
 SETTINGS = {"rollout": "PPO in verl's bypass mode", "sequence": "TRL's sequence mask", "token": "verl's token weights"}
 """Key of a setting of the plan, the level of its weight or else the loss' proximal policy -> its name."""
 COLOURS = {False: NEUTRAL, True: HUES["fp8_tensor"]}
@@ -39,15 +43,22 @@ APART = 0.09
 
 
 def runs(sweep: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Read the sweep: (held-out rewards of the trainer's policy, a row an evaluation; first dumps diagnosed, a row a run)."""
+    """Read the sweep: (held-out rewards of the trainer's policy, a row an evaluation; first dumps diagnosed, a row a run).
+
+    With each dump: the share of its tokens that the correction dropped, and the policy's entropy then and in the last step.
+    The toy's record is older than these three.
+    """
     results = load(sweep)
     rewards, dumps = [], []
     for run, config in results.configs.items():
         setting = config["correction"]["weight"]["level"] or config["proximal"]
         key = {"setting": setting, "bug": config["rollout"]["engine"]["name"] != "local", "seed": config["seed"]}
-        steps = results.steps[results.steps.run == run].dropna(subset=["eval/reward"])
-        rewards += [key | {"step": step, "reward": reward} for step, reward in zip(steps.step, steps["eval/reward"], strict=True)]
-        dumps.append(key | _first(sweep / run, config))
+        steps = results.steps[results.steps.run == run]
+        judged, entropy = steps.dropna(subset=["eval/reward"]), steps["actor/entropy"].dropna()
+        pairs = zip(judged.step, judged["eval/reward"], strict=True)
+        rewards += [key | {"step": step, "reward": reward} for step, reward in pairs]
+        seen = {"dropped": steps["correction/weight_zero"].iloc[0], "entropy": entropy.iloc[0], "last_entropy": entropy.iloc[-1]}
+        dumps.append(key | _first(sweep / run, config) | seen)
     order = ["setting", "bug", "seed"]
     return pd.DataFrame(rewards).sort_values([*order, "step"]), pd.DataFrame(dumps).sort_values(order)
 
@@ -60,10 +71,17 @@ def _first(run: Path, config: dict[str, Any]) -> dict[str, Any]:
     return {"kind": found.kind, "named": found.fault or ""} | numbers
 
 
-def recorded() -> tuple[pd.DataFrame, pd.DataFrame]:
-    """What `runs` returned when it was recorded."""
-    rewards, dumps = (pd.read_csv(RECORD / name, keep_default_na=False) for name in ("rewards.csv", "first.csv"))
-    return rewards, dumps
+def recorded(sweep: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """What `runs` returned of a sweep, bug or bug_smollm2, when it was recorded. Each setting has its runs without the bug."""
+    rewards, dumps = (pd.read_csv(RECORDS / sweep / name, keep_default_na=False) for name in ("rewards.csv", "first.csv"))
+    return controlled(rewards), controlled(dumps)
+
+
+def controlled(frame: pd.DataFrame) -> pd.DataFrame:
+    """Give settings without runs without the bug those of PPO: they are the one control of SmolLM2's three settings."""
+    shared = frame[(frame.setting == "rollout") & ~frame.bug]
+    lacking = sorted(set(SETTINGS) - set(frame[~frame.bug].setting))
+    return pd.concat([frame, *(shared.assign(setting=name) for name in lacking)])
 
 
 def endpoints(rewards: pd.DataFrame) -> pd.DataFrame:
@@ -73,7 +91,10 @@ def endpoints(rewards: pd.DataFrame) -> pd.DataFrame:
 
 
 def table(rewards: pd.DataFrame, dumps: pd.DataFrame) -> pd.DataFrame:
-    """Rows for the page: per setting the mean endpoints, their difference with its p, and what the first dumps say."""
+    """Rows for the page: per setting the mean endpoints, their difference with its p, and what the first dumps say.
+
+    95 %: Student's t interval of the paired difference, not adjusted.
+    """
     ends = endpoints(rewards)
     ps = [
         difference_p(ends.loc[setting, True].to_numpy(), ends.loc[setting, False].to_numpy(), paired=True) for setting in SETTINGS
@@ -89,6 +110,7 @@ def table(rewards: pd.DataFrame, dumps: pd.DataFrame) -> pd.DataFrame:
                 "with the bug": f"{bug.mean():.2f}",
                 "difference": f"{(bug - right).mean():+.3f}",
                 "range over seeds": f"{(bug - right).min():+.3f}, {(bug - right).max():+.3f}",
+                "95 %": "{:+.3f}, {:+.3f}".format(*interval(bug, right, paired=True)),
                 "p, Holm": f"{p:.3f}, {adjusted:.3f}",
                 "first batch named": f"{(own[own.bug].named == 'raw_logprobs').sum()} of {own.bug.sum()}",
                 "right ones consistent": f"{(own[~own.bug].kind == 'consistent').sum()} of {(~own.bug).sum()}",
@@ -127,34 +149,39 @@ def picture(rewards: pd.DataFrame) -> Figure:
 
 
 def lines(rewards: pd.DataFrame) -> Figure:
-    """Draw the mean reward of each setting with the bug, the first's without it, and as thin lines its seeds with the bug."""
+    """Draw the mean reward of each setting with the bug, the control's without it, and their seeds as thin lines."""
     figure, ((axis,),) = subplots(1, 1, 3.0)
-    ends = endpoints(rewards).groupby("setting").mean()
-    axis.plot(_seeds(rewards, "rollout", True), color=HARMED["rollout"], linewidth=0.7, alpha=0.6)
-    drawn = {"without the bug, in all three": ("rollout", False, NEUTRAL)}
-    drawn |= {name: (setting, True, HARMED[setting]) for setting, name in SETTINGS.items()}
+    drawn = {"without the bug": ("rollout", False, NEUTRAL)}
+    drawn |= {f"{name}, with it": (setting, True, HARMED[setting]) for setting, name in SETTINGS.items()}
+    seeds = {name: _seeds(rewards, setting, bug) for name, (setting, bug, _) in drawn.items()}
+    means = {name: rewards.mean(axis=1) for name, rewards in seeds.items()}
     height = 1.0
-    for name, (setting, bug, colour) in sorted(drawn.items(), key=lambda item: -ends.loc[item[1][:2]]):
-        axis.plot(_seeds(rewards, setting, bug).mean(axis=1), color=colour, linewidth=2.5)
-        end = ends.loc[setting, bug]
+    for name in sorted(drawn, key=lambda name: -means[name].iloc[-1]):
+        colour, end = drawn[name][-1], means[name].iloc[-1]
+        axis.plot(seeds[name], color=colour, linewidth=0.7, alpha=0.5)
+        axis.plot(means[name], color=colour, linewidth=2.5)
         height = min(end, height - APART)
         said = f"{end:.2f}  {name}"
         axis.annotate(said, (1.01, height), xycoords=("axes fraction", "data"), va="center", color=colour, weight="bold")
     axis.margins(x=0)
-    axis.set(ylim=(-0.04, 1), xlabel="RL step", ylabel="held-out reward")
+    axis.set(ylim=(0, 1), xlabel="RL step", ylabel="share of held-out sums solved")
     axis.set_title(LINES_TITLE, fontsize=11)
     return figure
 
 
 def main(words: list[str]) -> None:
     if words:
-        RECORD.mkdir(exist_ok=True)
-        for name, frame in zip(("rewards.csv", "first.csv"), runs(Path(words[0])), strict=True):
-            frame.to_csv(RECORD / name, index=False, float_format="%.6g", lineterminator="\n")
-    rewards, dumps = recorded()
-    print(markdown(table(rewards, dumps)))
-    PICTURE.write_bytes(png(picture(rewards), dpi=130))
-    LINES.write_bytes(png(lines(rewards), dpi=130))
+        sweep = Path(words[0])
+        if sweep.resolve().name not in (TOY, SMOLLM2):
+            raise UserError(f"{sweep}: give the folder of a sweep of docs/bug-cost.md, runs/{TOY} or runs/{SMOLLM2}")
+        folder = RECORDS / sweep.resolve().name
+        folder.mkdir(exist_ok=True)
+        for name, frame in zip(("rewards.csv", "first.csv"), runs(sweep), strict=True):
+            frame.to_csv(folder / name, index=False, float_format="%.6g", lineterminator="\n")
+    for name in (TOY, SMOLLM2):
+        print(markdown(table(*recorded(name))), end="\n\n")
+    PICTURE.write_bytes(png(picture(recorded(TOY)[0]), dpi=130))
+    LINES.write_bytes(png(lines(recorded(SMOLLM2)[0]), dpi=130))
 
 
 if __name__ == "__main__":

@@ -65,7 +65,16 @@ def test_the_table_by_hand():
     row = cost.table(pd.DataFrame(rewards), pd.DataFrame(dumps)).iloc[0]
     assert (row["right"], row["with the bug"], row["difference"]) == ("0.90", "0.40", "-0.500")
     assert row["range over seeds"] == "-0.600, -0.400" and row["p, Holm"] == "0.250, 0.750"
+    assert row["95 %"] == "-0.748, -0.252"  # 4.3027 of t with 2 degrees, times 0.1/√3
     assert row["first batch named"] == "3 of 3" and row["right ones consistent"] == "3 of 3"
+
+
+def test_settings_without_runs_of_their_own_without_the_bug_have_those_of_ppo():
+    rows = [("rollout", False, 1), ("rollout", True, 2), ("token", True, 3), ("sequence", True, 4), ("sequence", False, 5)]
+    completed = cost.controlled(pd.DataFrame(rows, columns=["setting", "bug", "reward"]))
+    right = completed[~completed["bug"]].set_index("setting")["reward"]
+    assert right.to_dict() == {"rollout": 1, "token": 1, "sequence": 5} and len(right) == 3
+    assert completed[completed["bug"]]["reward"].tolist() == [2, 3, 4]
 
 
 def test_the_picture_has_each_seed_and_their_mean():
@@ -80,32 +89,35 @@ def test_the_picture_has_each_seed_and_their_mean():
         assert [line.get_ydata().tolist() for line in axis.lines] == [[0, 1], [2, 3], [1, 2]] * 2
 
 
-def test_the_picture_of_lines_has_the_recorded_endpoints_beside_its_lines():
-    """Each thick line ends at the last reward of its mean, within 0.01 of the endpoint that its label tells. Labels are apart."""
-    rewards, _ = cost.recorded()
+def test_the_picture_of_lines_has_the_recorded_ends_beside_its_lines():
+    """Each thick line is the mean of a setting's seeds, which are thin, and ends at the number of its label. Labels are apart."""
+    rewards, _ = cost.recorded(cost.SMOLLM2)
     (axis,) = cost.lines(rewards).axes
-    ends = cost.endpoints(rewards).groupby("setting").mean()
-    assert ends[False].round(2).nunique() == 1
-    told = {"without the bug, in all three": ends.loc["rollout", False]}
-    told |= {name: ends.loc[setting, True] for setting, name in cost.SETTINGS.items()}
+    last = rewards[rewards["step"] == rewards["step"].max()].groupby(["setting", "bug"])["reward"].mean()
+    told = {"without the bug": last["rollout", False]}
+    told |= {f"{name}, with it": last[setting, True] for setting, name in cost.SETTINGS.items()}
     told = dict(sorted(told.items(), key=lambda item: -item[1]))
     assert [text.get_text() for text in axis.texts] == [f"{end:.2f}  {name}" for name, end in told.items()]
-    seeds, means = axis.lines[:10], axis.lines[10:]
-    assert len(means) == 4 and {line.get_linewidth() for line in seeds} == {0.7} and "ten seeds" in cost.LINES_TITLE
-    for line, text, end in zip(means, axis.texts, told.values(), strict=True):
-        assert line.get_ydata()[-1] == pytest.approx(end, abs=0.01) and line.get_color() == text.get_color()
+    thick = [line for line in axis.lines if line.get_linewidth() == 2.5]
+    assert len(thick) == 4 and len(axis.lines) == 4 * (1 + rewards["seed"].nunique())
+    for line, text, end in zip(thick, axis.texts, told.values(), strict=True):
+        assert line.get_ydata()[-1] == pytest.approx(end) and line.get_color() == text.get_color()
     heights = [text.xy[1] for text in axis.texts]
     assert all(high - low >= cost.APART - 1e-9 for high, low in pairwise(heights))
-    assert all(0 <= end - height < 0.15 for end, height in zip(told.values(), heights, strict=True))
-    right = ends[False].mean()
-    taught = right - rewards.query("step == 0")["reward"].mean()
-    lost = (ends[False] - ends[True]) / taught
-    assert lost["sequence"] == pytest.approx(0.25, abs=0.03) and lost["token"] == pytest.approx(0.5, abs=0.05)
-    assert lost["rollout"] > 5  # the title says a quarter, half or far more
+    assert all(0 <= end - height < 0.2 for end, height in zip(told.values(), heights, strict=True))
+
+
+def test_smollm2s_title_is_what_the_record_holds():
+    """PPO with the bug ended below its start in every seed, and without it above."""
+    rewards, _ = cost.recorded(cost.SMOLLM2)
+    ppo = rewards[rewards["setting"] == "rollout"].pivot(index=["bug", "seed"], columns="step", values="reward")
+    assert (ppo.loc[True][30] < ppo.loc[True][0]).all() and (ppo.loc[False][30] > ppo.loc[False][0]).all()
+    assert "made PPO in bypass mode unlearn what RL teaches SmolLM2-135M" in cost.LINES_TITLE
+    assert rewards.groupby("seed")["setting"].nunique().eq(3).all()  # whole seeds
 
 
 def test_its_title_is_what_the_record_holds():
-    rewards, dumps = cost.recorded()
+    rewards, dumps = cost.recorded(cost.TOY)
     ends = cost.endpoints(rewards).loc["rollout"].mean()
     assert f"from {ends[False]:.2f} to {ends[True]:.2f}" in cost.TITLE
     every = cost.endpoints(rewards)
