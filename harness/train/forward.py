@@ -9,6 +9,7 @@ from harness.rollouts.recorded import Recorded
 from harness.rollouts.routes import Routes
 from harness.tasks import PAD
 from harness.train.model.actor import Actor
+from harness.train.model.by_token import FrozenPolicy
 from harness.train.model.equal_rows import distinct
 from harness.train.ranks import Ranks
 
@@ -29,9 +30,12 @@ def micro_batches(ranks: Ranks, micro_tokens: int | None, prompts: Tensor, token
 
 
 class TrainingForward:
-    """Computes log π_θ of a mini-batch in the tensor shapes of the training passes, so that equal weights give equal bits."""
+    """Computes log π of a mini-batch in the tensor shapes of the training passes, so that equal weights give equal bits.
 
-    def __init__(self, actor: Actor, ranks: Ranks, micro_tokens: int | None):
+    actor: the policy π_θ or, without `with_routes`, a frozen one.
+    """
+
+    def __init__(self, actor: Actor | FrozenPolicy, ranks: Ranks, micro_tokens: int | None):
         self.actor, self.ranks, self.micro_tokens = actor, ranks, micro_tokens
 
     def micro_batches(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
@@ -40,7 +44,7 @@ class TrainingForward:
 
     @torch.no_grad()
     def __call__(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> Tensor:
-        """Return log π_θ [B, T] of a mini-batch in nats. Every rank must call it. replay: experts and sampling masks to reuse."""
+        """Return log π [B, T] of a mini-batch in nats. Every rank must call it. replay: experts and sampling masks to reuse."""
         logp = torch.zeros(tokens.shape, device=tokens.device)
         for rows in self.micro_batches(prompts, tokens):
             logp[rows] = self.actor.logp(prompts[rows], tokens[rows], None if replay is None else replay.of(rows))[0]

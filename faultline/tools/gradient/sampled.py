@@ -142,7 +142,7 @@ class SampledGradients:
         tokens = responses.rollout.tokens
         replay = scorer.replayed(responses.rollout) if engine is sampler.engine else None
         logp = scorer.score_by(scorer.own_policy, prompts, tokens, replay)
-        reference = scorer.score_reference(responses) if self.config.kl.place == "reward" else None
+        reference = scorer.score_reference(responses, [torch.arange(len(tokens))]) if self.config.kl.place == "reward" else None
         batch = self.assemble(responses, Scores(logp, None, reference, replay))[0].batch
         replay = None if replay is None else replay.map(Tensor.cpu)
         rows = self.policy.rows(prompts.cpu(), tokens.cpu(), replay)

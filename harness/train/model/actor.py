@@ -109,9 +109,8 @@ class DeepSpeedActor(DeepSpeedModel):
         return self.weights()
 
     def logp(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Tensor]:
-        prompts, tokens, replay, place = self.distinct_rows(prompts, tokens, replay)
-        logp, entropy = self.by_token(prompts, tokens, replay)
-        return logp[place], entropy[place]
+        logp, entropy = self.distinct_by_token(prompts, tokens, replay)
+        return logp, entropy
 
     @torch.no_grad()
     def route(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes]:
