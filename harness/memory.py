@@ -113,9 +113,7 @@ def memory(config: Config, ranks: int, device: str = "cuda") -> Memory:
     engines, host = _engines(config, sizes, load)
     parts = [*_states(config, sizes, ranks), *_activations(config, sizes, load), *_head(config, sizes, load, CHUNK[device])]
     a, psi = config.actor, sizes.numbers
-    copied = needs_frozen_policy(config)
-    loaded = f"the model in fp32 while it is loaded{', and its copy' * copied}, {8 if copied else 4}·Ψ"
-    host = {loaded: (8 if copied else 4) * psi} | host
+    host = {"the model in fp32 while it is loaded, 4·Ψ": 4 * psi} | host
     copies = 8 + 4 * _has_master(config) + COMPUTE[a.dtype].bytes
     return Memory([part for part in parts + engines if any(part.at.values())], host, copies * psi)
 
@@ -279,8 +277,8 @@ def _engines(config: Config, s: Sizes, load: Load) -> tuple[list[Part], dict[str
     loads, it also holds a copy of the actor's weights and the previous version: twice as much again. Its cache
     has 4-byte keys and values of every token, doubled while the samples of a prompt branch. vLLM holds the layers'
     matrices in one byte a number if it quantises them, and everything else in the compute dtype. Both are divided by
-    tensor_parallel. vLLM's cache has the size that the config gives. The reference of a KL term is an embedded engine, or
-    under actor.scoring=forward a frozen model of b·Ψ bytes, which no rank divides.
+    tensor_parallel. vLLM's cache has the size that the config gives. The reference of a KL term is an embedded engine under
+    actor.scoring=exact, else a frozen model of b·Ψ bytes, which no rank divides.
     """
     r, params = config.rollout, config.rollout.engine.params
     local = 4 * (s.numbers + (s.head if s.tied else 0))

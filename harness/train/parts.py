@@ -12,7 +12,7 @@ from harness.models import device
 from harness.train.assemble import Assembler
 from harness.train.critic import Critic
 from harness.train.model.actor import DeepSpeedActor
-from harness.train.model.by_token import FrozenPolicy
+from harness.train.model.frozen import FrozenPolicy, placed
 from harness.train.options.ahead import SampledAhead
 from harness.train.options.dynamic_sampling import DynamicSampling
 from harness.train.options.greedy import GREEDY, GreedyBaseline
@@ -42,6 +42,7 @@ def build_parts(plan: Plan) -> Parts:
     critic_net = copy.deepcopy(net) if plan.has_critic else None
     frozen = None
     if needs_frozen_policy(config):
+        net = placed(net, config.actor)  # first, so that host memory holds one model in fp32
         frozen = FrozenPolicy(copy.deepcopy(net), config.actor, config.rollout.temperature)
     actor = DeepSpeedActor(net, config.actor, temperature=config.rollout.temperature, seed=config.seed)
     critic = Critic(critic_net, config) if critic_net is not None else None

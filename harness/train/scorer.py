@@ -16,9 +16,9 @@ from harness.rollouts.routes import Routes
 from harness.routing import REPLAYS
 from harness.train.data.batch import Scores
 from harness.train.data.responses import Responses
-from harness.train.forward import TrainingForward
+from harness.train.forward import Forward, TrainingForward
 from harness.train.model.actor import Actor
-from harness.train.model.by_token import FrozenPolicy
+from harness.train.model.frozen import FrozenPolicy
 from harness.train.ranks import join
 from harness.train.routing.replay import replayed_routes
 
@@ -54,7 +54,7 @@ class Scorer:
         if needs_own_sampler(config):
             own = engine if isinstance(engine, LocalEngine) and samples_as_trainer(config) else None
             self.policy = own or local_engine(plan, own_precision(config))
-        self.frozen = TrainingForward(frozen, self.ranks, config.actor.micro_tokens) if frozen is not None else None
+        self.frozen = Forward(frozen, self.ranks, config.actor.micro_tokens) if frozen is not None else None
         self.reference = None
         if config.kl.name is not None and frozen is None:
             self.reference = local_engine(plan, own_precision(config))
@@ -127,7 +127,7 @@ class Scorer:
         """Return log π_old [B, T] by the training forward, in the mini-batches of the first epoch, which contain all rows."""
         return self._by_forward(self.forward, responses, order, replay)
 
-    def _by_forward(self, forward: TrainingForward, responses: Responses, order: list[Tensor], replay: Recorded | None) -> Tensor:
+    def _by_forward(self, forward: Forward, responses: Responses, order: list[Tensor], replay: Recorded | None) -> Tensor:
         tokens = responses.rollout.tokens
         logp = torch.zeros(tokens.shape, device=tokens.device)
         for rows in order[: self.config.actor.num_minibatches]:

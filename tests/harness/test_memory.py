@@ -18,8 +18,8 @@ from harness.memory import MOMENTS, memory, shape_of, sizes_of
 from harness.rollouts.local import LocalEngine
 from harness.train.model import head
 from harness.train.model.actor import DeepSpeedActor
-from harness.train.model.by_token import FrozenPolicy
 from harness.train.model.engine import _groups
+from harness.train.model.frozen import FrozenPolicy
 from tests.harness.memory_profile import count_bytes, measure, phase
 
 KINDS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config}
@@ -167,7 +167,7 @@ def test_the_reference_of_a_kl_term_is_a_second_model_where_a_forward_pass_score
         with phase("end"):
             del net
     extra = measured["build"].end - names["frozen weights of the KL term"]["head"]
-    assert 0 <= extra < SMALL and frozen.model.here.type == "cpu"
+    assert 0 <= extra < SMALL and frozen.here.type == "cpu"
     exact = memory(config("kl=k3", "actor.scoring=exact"), 1, "cpu").gpu
     assert any(part.name == "embedded engines, one of the KL term" for part in exact)
 

@@ -46,7 +46,7 @@ TAG = "actor"
 class DeepSpeedModel(ByToken):
     """A model under DeepSpeed ZeRO stage 0 to 3 on all ranks of the run, with AdamW and clipping by global gradient norm.
 
-    module, shares: as in `ByToken`.
+    module, shares: `model` and `shares` of `ByToken`.
     """
 
     def __init__(self, module: nn.Module, config: ActorConfig, *, shares: bool):

@@ -87,8 +87,9 @@ def test_the_local_engine_on_a_device_of_its_own(elsewhere, name):
         ("rollout/precision=fp32", "advantage=remax", "kl=k3", "kl.coef=0.01", "correction=sequence_mask"),
         ("rollout/precision=int8", "actor.scoring=none", "loss=pg", "rollout.staleness=1", "task.choices=2",
          "warmstart.keep_low=0", "correction=token_truncate", "correction.ratio=current"),
+        ("rollout/precision=fp32", "actor.scoring=forward", "kl=k3", "actor.micro_tokens=30"),
     ],
-    ids=["fp8", "control", "unscored"],
+    ids=["fp8", "control", "unscored", "reference"],
 )  # fmt: skip
 def test_a_step_of_a_run_on_a_device_of_its_own(elsewhere, tiny, overrides):
     probe = "+evaluation.probe.bf16={name: bf16, compute: bf16, weights: null, activations: null}"
