@@ -152,9 +152,13 @@ def _check_marked(registry: Registry, key: str, name: str, mark: str, what: str)
 
 
 def needs_own_sampler(config: Config) -> bool:
-    """Whether the run needs the trainer's own policy as a sampler, as exact scoring, evaluation, probes and KL terms do."""
-    local = config.actor.scoring == "exact" or config.evaluation.policy != "rollout" or bool(config.evaluation.probe)
-    return local or config.kl.name is not None
+    """Whether the run needs the trainer's own policy as a sampler, as exact scoring, evaluation and probes do."""
+    return config.actor.scoring == "exact" or config.evaluation.policy != "rollout" or bool(config.evaluation.probe)
+
+
+def needs_frozen_policy(config: Config) -> bool:
+    """Whether the training forward scores the reference of a KL term. Under exact scoring an embedded engine does."""
+    return config.kl.name is not None and config.actor.scoring != "exact"
 
 
 def own_precision(config: Config) -> PrecisionConfig:

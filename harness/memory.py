@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from harness.build import build_task, has_critic, needs_own_sampler, samples_as_trainer
+from harness.build import build_task, has_critic, needs_frozen_policy, needs_own_sampler, samples_as_trainer
 from harness.config import Config, HubConfig
 from harness.config.task import TextConfig
 from harness.errors import UserError
@@ -277,7 +277,8 @@ def _engines(config: Config, s: Sizes, load: Load) -> tuple[list[Part], dict[str
     loads, it also holds a copy of the actor's weights and the previous version: twice as much again. Its cache
     has 4-byte keys and values of every token, doubled while the samples of a prompt branch. vLLM holds the layers'
     matrices in one byte a number if it quantises them, and everything else in the compute dtype. Both are divided by
-    tensor_parallel. vLLM's cache has the size that the config gives.
+    tensor_parallel. vLLM's cache has the size that the config gives. The reference of a KL term is an embedded engine under
+    actor.scoring=exact, else a frozen model of b·Ψ bytes, which no rank divides.
     """
     r, params = config.rollout, config.rollout.engine.params
     local = 4 * (s.numbers + (s.head if s.tied else 0))
@@ -300,8 +301,13 @@ def _engines(config: Config, s: Sizes, load: Load) -> tuple[list[Part], dict[str
             host["the engine's weights while it sleeps"] = weights
     else:
         raise UserError(f"rollout.engine.name={r.engine.name}: its memory is not known; local and vllm are")
-    engines += config.kl.name is not None
-    of_kl = ", one of the KL term" * (config.kl.name is not None)
+    frozen = needs_frozen_policy(config)
+    if frozen:
+        b = COMPUTE[config.actor.dtype].bytes
+        parts.append(Part("frozen weights of the KL term", "b·Ψ", dict.fromkeys(MOMENTS, b * s.numbers)))
+    kept = config.kl.name is not None and not frozen
+    engines += kept
+    of_kl = ", one of the KL term" * kept
     if engines:
         cache = 2 * 2 * 4 * s.layers * load.row * load.sampled * s.keys
         parts += [

@@ -240,8 +240,8 @@ def _check_model(config: Config, shape: PretrainedConfig) -> None:
             architecture_of(shape)
         except UserError as error:
             raise UserError(
-                f"actor.scoring=exact, evaluation.policy other than rollout, .probe and kl need the trainer's own policy as "
-                f"a local engine ({error}); set actor.scoring=forward evaluation.policy=rollout kl=none and no probe"
+                f"actor.scoring=exact, evaluation.policy other than rollout and .probe need the trainer's own policy as a "
+                f"local engine ({error}); set actor.scoring=forward evaluation.policy=rollout and no probe"
             ) from None
 
 

@@ -88,7 +88,7 @@ class ActorConfig(Strict):
     scoring: Literal["exact", "forward", "none"]
     """Computation of log π_old. exact: by a local engine in the actor's precision, so that a rollout by that engine and the
     same weights has a ratio π_old/μ of exactly 1. forward: by the training forward pass. none: not at all; π_θ/μ then replaces
-    π_old/μ."""
+    π_old/μ. The reference π_ref of a KL term is scored by such an engine under exact, else by the forward pass."""
 
     @model_validator(mode="after")
     def _mastered(self) -> ActorConfig:

@@ -33,9 +33,8 @@ class DeepSpeedCritic(DeepSpeedModel):
 
     def values(self, prompts: Tensor, tokens: Tensor) -> Tensor:
         """Return the value V before each token of responses, [B, T] with gradient; 0 on padding. Equal rows are computed once."""
-        prompts, tokens, _, place = self.distinct_rows(prompts, tokens)
-        (values,) = self.by_token(prompts, tokens)
-        return values[place]
+        (values,) = self.distinct_by_token(prompts, tokens)
+        return values
 
 
 class Critic:

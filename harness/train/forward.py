@@ -8,7 +8,7 @@ from torch import Tensor
 from harness.rollouts.recorded import Recorded
 from harness.rollouts.routes import Routes
 from harness.tasks import PAD
-from harness.train.model.actor import Actor
+from harness.train.model.actor import Actor, Policy
 from harness.train.model.equal_rows import distinct
 from harness.train.ranks import Ranks
 
@@ -28,11 +28,11 @@ def micro_batches(ranks: Ranks, micro_tokens: int | None, prompts: Tensor, token
     return own.split(max(1, micro_tokens // width))
 
 
-class TrainingForward:
-    """Computes log π_θ of a mini-batch in the tensor shapes of the training passes, so that equal weights give equal bits."""
+class Forward:
+    """Computes log π of a mini-batch in the tensor shapes of the training passes, so that equal weights give equal bits."""
 
-    def __init__(self, actor: Actor, ranks: Ranks, micro_tokens: int | None):
-        self.actor, self.ranks, self.micro_tokens = actor, ranks, micro_tokens
+    def __init__(self, policy: Policy, ranks: Ranks, micro_tokens: int | None):
+        self.policy, self.ranks, self.micro_tokens = policy, ranks, micro_tokens
 
     def micro_batches(self, prompts: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
         """Row numbers of this rank's micro-batches within a mini-batch, with at most `micro_tokens` tokens each."""
@@ -40,11 +40,19 @@ class TrainingForward:
 
     @torch.no_grad()
     def __call__(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> Tensor:
-        """Return log π_θ [B, T] of a mini-batch in nats. Every rank must call it. replay: experts and sampling masks to reuse."""
+        """Return log π [B, T] of a mini-batch in nats. Every rank must call it. replay: experts and sampling masks to reuse."""
         logp = torch.zeros(tokens.shape, device=tokens.device)
         for rows in self.micro_batches(prompts, tokens):
-            logp[rows] = self.actor.logp(prompts[rows], tokens[rows], None if replay is None else replay.of(rows))[0]
+            logp[rows] = self.policy.logp(prompts[rows], tokens[rows], None if replay is None else replay.of(rows))[0]
         return self.ranks.sum(logp)  # a rank has 0 in the rows of the others
+
+
+class TrainingForward(Forward):
+    """The same of the actor, π_θ."""
+
+    def __init__(self, actor: Actor, ranks: Ranks, micro_tokens: int | None):
+        super().__init__(actor, ranks, micro_tokens)
+        self.actor = actor
 
     @torch.no_grad()
     def with_routes(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes]:

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
-from harness.build import Plan
+from harness.build import Plan, needs_frozen_policy
 from harness.models import device
 from harness.train.assemble import Assembler
 from harness.train.critic import Critic
 from harness.train.model.actor import DeepSpeedActor
+from harness.train.model.frozen import FrozenPolicy, placed
 from harness.train.options.ahead import SampledAhead
 from harness.train.options.dynamic_sampling import DynamicSampling
 from harness.train.options.greedy import GREEDY, GreedyBaseline
@@ -39,11 +40,15 @@ def build_parts(plan: Plan) -> Parts:
     config = plan.config
     net, prompts, held_out = start(config, plan.task)
     critic_net = copy.deepcopy(net) if plan.has_critic else None
+    frozen = None
+    if needs_frozen_policy(config):
+        net = placed(net, config.actor)  # first, so that host memory holds one model in fp32
+        frozen = FrozenPolicy(copy.deepcopy(net), config.actor, config.rollout.temperature)
     actor = DeepSpeedActor(net, config.actor, temperature=config.rollout.temperature, seed=config.seed)
     critic = Critic(critic_net, config) if critic_net is not None else None
     sampler = _with_options(Sampler(plan, actor, prompts), plan)
     masks = {"support": sampling_masks} if config.rollout.replay_sampling_mask else {}
-    scorer = Scorer(plan, actor, sampler.engine, **masks)
+    scorer = Scorer(plan, actor, sampler.engine, frozen, **masks)
     overlong, length = config.overlong, plan.task.answer_length
     shaping = None if overlong.buffer is None else Overlong(length, overlong.buffer, overlong.penalty)
     return Parts(actor, critic, sampler, scorer, Assembler(plan, critic, shaping), held_out.to(device()))

@@ -16,8 +16,9 @@ from harness.rollouts.routes import Routes
 from harness.routing import REPLAYS
 from harness.train.data.batch import Scores
 from harness.train.data.responses import Responses
-from harness.train.forward import TrainingForward
+from harness.train.forward import Forward, TrainingForward
 from harness.train.model.actor import Actor
+from harness.train.model.frozen import FrozenPolicy
 from harness.train.ranks import join
 from harness.train.routing.replay import replayed_routes
 
@@ -31,11 +32,19 @@ class Scorer:
     Life cycle: for each step `load_weights`, then `score`, before the actor's next optimizer step.
 
     policy: engine that samples exactly the trainer's policy; None if nothing needs it (`needs_own_sampler`). It is the rollout
-    engine if that is exact too (`samples_as_trainer`). reference: the policy that the run started from, for a KL term. support:
-    gives the tokens over which policies are renormalised; by default all tokens.
+    engine if that is exact too (`samples_as_trainer`). reference: the policy that the run started from, for a KL term; None if
+    `needs_frozen_policy` says so, in which case `frozen` is that policy. support: gives the tokens over which policies are
+    renormalised; by default all tokens.
     """
 
-    def __init__(self, plan: Plan, actor: Actor, engine: RolloutEngine, support: Support = lambda rollout: None):
+    def __init__(
+        self,
+        plan: Plan,
+        actor: Actor,
+        engine: RolloutEngine,
+        frozen: FrozenPolicy | None = None,
+        support: Support = lambda rollout: None,
+    ):
         config = plan.config
         self.plan, self.config, self.actor, self.engine, self.support = plan, config, actor, engine, support
         self.ranks, self.mode = join(), REPLAYS[config.routing.replay]
@@ -45,8 +54,9 @@ class Scorer:
         if needs_own_sampler(config):
             own = engine if isinstance(engine, LocalEngine) and samples_as_trainer(config) else None
             self.policy = own or local_engine(plan, own_precision(config))
+        self.frozen = Forward(frozen, self.ranks, config.actor.micro_tokens) if frozen is not None else None
         self.reference = None
-        if config.kl.name is not None:
+        if config.kl.name is not None and frozen is None:
             self.reference = local_engine(plan, own_precision(config))
             self.reference.load_weights(actor.weights(), 0)
 
@@ -83,17 +93,20 @@ class Scorer:
             old = self.score_by(self.own_policy, responses.prompts, rollout.tokens, replay_old)
         elif scoring == "forward":
             old = forward_old
-        return Scores(old, forward_old, self.score_reference(responses), replay)
+        return Scores(old, forward_old, self.score_reference(responses, order), replay)
 
-    def score_reference(self, responses: Responses) -> Tensor | None:
-        """Return log π_ref [B, T] in nats for a KL term; None without one.
+    def score_reference(self, responses: Responses, order: list[Tensor]) -> Tensor | None:
+        """Return log π_ref [B, T] in nats for a KL term; None without one. order: rows of each mini-batch.
 
         The reference always chooses its own experts, because its router differs from the policy's. If `support` renormalises
         the policies, π_ref is renormalised over the same tokens, because the KL term of equal policies must be 0.
         """
+        record = self.recorded(responses.rollout)
+        if self.frozen is not None:
+            return self._by_forward(self.frozen, responses, order, record)
         if self.reference is None:
             return None
-        return self.score_by(self.reference, responses.prompts, responses.rollout.tokens, self.recorded(responses.rollout))
+        return self.score_by(self.reference, responses.prompts, responses.rollout.tokens, record)
 
     def replayed(self, rollout: Rollout) -> Recorded | None:
         """Return the engine's records (experts, sampling masks) that π_old replays when it is scored; None if there are none."""
@@ -112,11 +125,14 @@ class Scorer:
 
     def score_forward(self, responses: Responses, order: list[Tensor], replay: Recorded | None) -> Tensor:
         """Return log π_old [B, T] by the training forward, in the mini-batches of the first epoch, which contain all rows."""
+        return self._by_forward(self.forward, responses, order, replay)
+
+    def _by_forward(self, forward: Forward, responses: Responses, order: list[Tensor], replay: Recorded | None) -> Tensor:
         tokens = responses.rollout.tokens
         logp = torch.zeros(tokens.shape, device=tokens.device)
         for rows in order[: self.config.actor.num_minibatches]:
             own = None if replay is None else replay.of(rows)
-            logp[rows] = self.forward(responses.prompts[rows], tokens[rows], own)
+            logp[rows] = forward(responses.prompts[rows], tokens[rows], own)
         return logp
 
     def route_forward(self, responses: Responses, order: list[Tensor]) -> tuple[Tensor, Routes]:

@@ -1,5 +1,6 @@
 """The computed memory against the bytes that small runs allocate, under real DeepSpeed and in the embedded engine."""
 
+import copy
 import re
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -18,6 +19,7 @@ from harness.rollouts.local import LocalEngine
 from harness.train.model import head
 from harness.train.model.actor import DeepSpeedActor
 from harness.train.model.engine import _groups
+from harness.train.model.frozen import FrozenPolicy
 from tests.harness.memory_profile import count_bytes, measure, phase
 
 KINDS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config}
@@ -149,6 +151,25 @@ def test_the_recipes_fit_into_80_gb_and_8_bits_take_half_for_the_matrices(name, 
     assert max(bf16.total(moment) for moment in MOMENTS) < 72e9  # a tenth is left for what is not counted
     weights = [next(part.at["sampling"] for part in m.gpu if part.name == "vLLM's weights") for m in (bf16, eight)]
     assert 0.5 < weights[1] / weights[0] < 0.7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_reference_of_a_kl_term_is_a_second_model_where_a_forward_pass_scores(config, dtype):
+    """b·Ψ to the bytes of its rotary tables. No embedded engine is left; elsewhere it is one."""
+    made = config("kl=k3", f"actor.dtype={dtype}")
+    names = {part.name: part.at for part in memory(made, 1, "cpu").gpu}
+    assert not any("KL term" in name and "embedded" in name for name in names)
+    net = AutoModelForCausalLM.from_config(shape_of(made), dtype=torch.float32)
+    with count_bytes() as measured:
+        with phase("build"):
+            frozen = FrozenPolicy(copy.deepcopy(net), made.actor, 1.0)
+        with phase("end"):
+            del net
+    extra = measured["build"].end - names["frozen weights of the KL term"]["head"]
+    assert 0 <= extra < SMALL and frozen.here.type == "cpu"
+    exact = memory(config("kl=k3", "actor.scoring=exact"), 1, "cpu").gpu
+    assert any(part.name == "embedded engines, one of the KL term" for part in exact)
 
 
 def test_weights_are_read_in_groups(config, monkeypatch):

@@ -24,6 +24,7 @@ from harness.rollouts.recorded import Recorded
 from harness.seeding import generator
 from harness.tasks import EnvironmentTask
 from harness.train.data.batch import Scores
+from harness.train.data.responses import Responses
 from harness.train.parts import Parts
 
 
@@ -142,8 +143,20 @@ class SampledGradients:
         tokens = responses.rollout.tokens
         replay = scorer.replayed(responses.rollout) if engine is sampler.engine else None
         logp = scorer.score_by(scorer.own_policy, prompts, tokens, replay)
-        reference = scorer.score_reference(responses) if self.config.kl.place == "reward" else None
+        reference = self._reference(responses, logp, replay) if self.config.kl.place == "reward" else None
         batch = self.assemble(responses, Scores(logp, None, reference, replay))[0].batch
         replay = None if replay is None else replay.map(Tensor.cpu)
         rows = self.policy.rows(prompts.cpu(), tokens.cpu(), replay)
         return Drawn(rows, replay, Batch._make(None if part is None else part.cpu() for part in batch))
+
+    def _reference(self, responses: Responses, logp: Tensor, replay: Recorded | None) -> Tensor:
+        """Return log π_ref [B, T] in nats, from which log π_old differs as in the run. logp: log π_old by an engine.
+
+        Where a forward pass scores both in the run, it does here, and the difference is taken off `logp`.
+        """
+        every = [torch.arange(len(logp))]
+        reference = self.scorer.score_reference(responses, every)
+        assert reference is not None  # the run has a KL term
+        if self.scorer.frozen is None:
+            return reference
+        return logp + reference - self.scorer.score_forward(responses, every, replay)

@@ -143,7 +143,7 @@ def engine(source: Source, out: Translation, name: str, parallel: str, sleep: st
     name: key whose value is vllm, or true in TRL. parallel, sleep: keys of the tensor parallelism and of the sleep mode.
 
     Without the recipe's model the embedded engine samples, so that the experiment runs on a machine without vLLM. With it vLLM
-    evaluates, and a forward pass scores, so that no embedded engine in fp32 shares the GPU. A KL term alone keeps one.
+    evaluates, and a forward pass scores, so that no embedded engine in fp32 shares the GPU.
     """
     if not out.ready and source.take(name) in VLLM:
         remedy = "rollout/engine=vllm, after `make vllm`, samples with vLLM"
@@ -154,7 +154,7 @@ def engine(source: Source, out: Translation, name: str, parallel: str, sleep: st
         out.set("rollout.engine.tensor_parallel", source.number(parallel))
         out.set("actor.scoring", "forward")
         out.set("evaluation.policy", "rollout")
-        out.notes.append("actor.scoring=forward, evaluation.policy=rollout: only a KL term keeps an embedded engine in fp32")
+        out.notes.append("actor.scoring=forward, evaluation.policy=rollout: no embedded engine in fp32 shares the GPU")
         if sleep is not None and source.has(sleep):
             out.set("rollout.engine.sleep", source.flag(sleep))
 

@@ -11,17 +11,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from harness.config import ActorConfig
-from harness.models import DTYPES, device
 from harness.rollouts.architecture import expert_count
 from harness.rollouts.recorded import Recorded
 from harness.rollouts.routes import Routes, no_route
 from harness.tasks import PAD
 from harness.train.model import adapters
 from harness.train.model.engine import DeepSpeedModel
-from harness.train.model.head import ScoringModel
+from harness.train.model.frozen import placed, scoring_model
 from harness.train.model.layout import can_share
-from harness.train.model.straight_through import cast_linear_layers
-from harness.train.ranks import join
 from harness.train.routing.hooks import RoutingHooks
 
 
@@ -39,19 +36,24 @@ class Saved(Protocol):
         """
 
 
-class Actor(Saved, Protocol):
-    """The trainer's policy and its optimizer.
-
-    Life cycle: for each optimizer step `logp` and `backward` once per micro-batch, then `step`. Between steps the weights can be
-    read, saved and loaded. Every rank makes the same calls in the same order, each with its own rows.
-    """
+class Policy(Protocol):
+    """A policy whose log-probabilities a forward pass gives."""
 
     def logp(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Tensor]:
-        """Return (log π_θ of the tokens, entropy of π_θ at each), both [B, T] in fp32 nats with gradient; 0 on padding.
+        """Return (log π of the tokens, entropy of π at each), both [B, T] in fp32 nats, with gradient if it is trained.
 
-        Prompts [B, P] may be padded on the left, tokens [B, T] on the right. replay: experts that a mixture takes, [B, P + T −
-        1, layers, k], and tokens over which π_θ is renormalised, [B, T, ⌈V/8⌉] bits. Several calls may precede `backward`.
+        0 on padding. Prompts [B, P] may be padded on the left, tokens [B, T] on the right. replay: experts that a mixture
+        takes, [B, P + T − 1, layers, k], and tokens over which π is renormalised, [B, T, ⌈V/8⌉] bits.
         """
+
+
+class Actor(Saved, Policy, Protocol):
+    """The trainer's policy and its optimizer.
+
+    Life cycle: for each optimizer step `logp` and `backward` once per micro-batch, then `step`; several calls of `logp` may
+    precede `backward`. Between steps the weights can be read, saved and loaded. Every rank makes the same calls in the same
+    order, each with its own rows.
+    """
 
     def route(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes]:
         """Return (log π_θ [B, T] in nats without gradient, experts of the forward pass). Only for a mixture of experts."""
@@ -82,20 +84,13 @@ class DeepSpeedActor(DeepSpeedModel):
     """
 
     def __init__(self, model: PreTrainedModel, config: ActorConfig, *, temperature: float = 1.0, seed: int = 0):
-        join()  # chooses this rank's device
         if config.lora is not None:
             adapters.add_adapters(model, config.lora, seed)
-        # Cast before a GPU holds the model, which may not fit in fp32. DeepSpeed's own cast then finds nothing to do.
-        model = model.train().to(device=device(), dtype=DTYPES[config.dtype])  # type: ignore[call-arg]
+        model = placed(model.train(), config)
         self.routing = RoutingHooks(model)
-        if config.precision is not None:
-            cast_linear_layers(model, config.precision)
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        scoring = ScoringModel(model, temperature)
-        if config.compile:
-            scoring.model.compile(dynamic=True)  # the number of distinct rows differs by step
-        super().__init__(scoring, config, shares=can_share(model.config))
+        super().__init__(scoring_model(model, config, temperature), config, shares=can_share(model.config))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         return super().weights() if self.config.lora is None else adapters.apart(super().weights())
@@ -109,9 +104,8 @@ class DeepSpeedActor(DeepSpeedModel):
         return self.weights()
 
     def logp(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Tensor]:
-        prompts, tokens, replay, place = self.distinct_rows(prompts, tokens, replay)
-        logp, entropy = self.by_token(prompts, tokens, replay)
-        return logp[place], entropy[place]
+        logp, entropy = self.distinct_by_token(prompts, tokens, replay)
+        return logp, entropy
 
     @torch.no_grad()
     def route(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> tuple[Tensor, Routes]:

@@ -16,10 +16,8 @@ from torch import Tensor, nn
 
 from harness.config import ActorConfig
 from harness.errors import UserError
-from harness.rollouts.recorded import Recorded
 from harness.startup import environment
-from harness.train.model.equal_rows import Index, distinct
-from harness.train.model.layout import Layout
+from harness.train.model.by_token import ByToken
 from harness.train.model.masters import keep_in_bf16
 from harness.train.ranks import join
 from harness.zero import GATHERED
@@ -45,11 +43,10 @@ TAG = "actor"
 """DeepSpeed's tag (name of the subfolder) of every saved model, actor or critic."""
 
 
-class DeepSpeedModel:
+class DeepSpeedModel(ByToken):
     """A model under DeepSpeed ZeRO stage 0 to 3 on all ranks of the run, with AdamW and clipping by global gradient norm.
 
-    module: maps `input_ids` [B, L] and `targets` [B, T], which the last T tokens predict, to a tuple of tensors [B, T].
-    shares: whether responses to one prompt may share a row (`Layout.shared`).
+    module, shares: `model` and `shares` of `ByToken`.
     """
 
     def __init__(self, module: nn.Module, config: ActorConfig, *, shares: bool):
@@ -58,7 +55,7 @@ class DeepSpeedModel:
         # No operation is compiled at run time: the only one asked for serves inference_all_reduce, and a killed compile would
         # leave a lock on which later starts hang. Even listing the compatible ones runs a C compiler.
         deepspeed.ops.__compatible_ops__ = {}
-        self.config, self.shares = config, shares
+        self.config = config
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             trained, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
@@ -76,23 +73,7 @@ class DeepSpeedModel:
         if config.dtype != "fp32":
             settings[config.dtype] = {"enabled": True}
         self.engine, *_ = deepspeed.initialize(model=module, optimizer=self.optimizer, config=settings)
-
-    def distinct_rows(
-        self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None
-    ) -> tuple[Tensor, Tensor, Recorded | None, Index]:
-        """Keep one of each group of equal rows. Returns (prompts, responses, records to replay, group number of each row)."""
-        here = self.engine.device
-        prompts, tokens = prompts.to(here), tokens.to(here)
-        replay = None if replay is None else replay.map(lambda part: part.to(here))
-        first, place = distinct(prompts, tokens, replay)
-        return prompts[first], tokens[first], None if replay is None else replay.of(first), place
-
-    def by_token(self, prompts: Tensor, tokens: Tensor, replay: Recorded | None = None) -> list[Tensor]:
-        """Outputs of the module, [B, T] each, 0 on padding. Responses share their prompt's forward pass if that saves enough."""
-        shared = Layout.shared(prompts, tokens) if self.shares and replay is None else None
-        layout = shared or Layout.of(prompts, tokens, replay)
-        given = self.engine(input_ids=layout.input_ids, targets=layout.targets, **layout.places)
-        return [layout.whole(values) for values in given]
+        super().__init__(self.engine, self.engine.device, shares=shares)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(last)

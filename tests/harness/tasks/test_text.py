@@ -143,7 +143,8 @@ def test_the_gradient_laboratory_makes_the_advantages_of_the_run(text, monkeypat
         monkeypatch.setattr(parts.sampler, "sample_by", lambda *given: drawn.append(sample_by(*given)) or drawn[-1])
         for number in range(2):
             batch = laboratory._draw(parts.sampler.engine, "test", number).batch
-            tokens, reference = drawn[-1].rollout.tokens, parts.scorer.score_reference(drawn[-1])
+            tokens = drawn[-1].rollout.tokens
+            reference = parts.scorer.score_reference(drawn[-1], [torch.arange(len(tokens))])
             penalty = 0.484 * (batch.logp_old - reference).double().mul(batch.mask).sum(1)
             late = ((tokens != PAD).sum(1) - 3).clamp(min=0) / 3
             shaped = (drawn[-1].rewards.flatten() - late - penalty).view(-1, 4)

@@ -32,24 +32,25 @@ def test_the_device_refuses_what_a_gpu_does():
 
 @pytest.fixture
 def elsewhere(monkeypatch):
-    """The harness computes on DEVICE. The actor is DeepSpeed's, which stays on the CPU: what it is given and gives is moved."""
+    """The harness computes on DEVICE. The actor is DeepSpeed's, which stays on the CPU, and so does π_ref of forward passes: what
+    they are given and give is moved."""
     from harness import models
     from harness.rollouts import local
     from harness.train import parts, sampler, trainer
-    from harness.train.model import actor
+    from harness.train.model import actor, frozen
     from harness.train.options import greedy
 
     for module in (models, local, parts, sampler, greedy, trainer):
         monkeypatch.setattr(module, "device", lambda: DEVICE)
-    real = actor.DeepSpeedActor
 
-    class Moved(real):
+    class Scored:
         def logp(self, prompts, tokens, replay=None):
             assert lies_there(prompts) and lies_there(tokens) and replay is None
             with torch._C.DisableTorchFunction():
                 out = super().logp(*take((prompts, tokens)))
             return put(out)
 
+    class Moved(Scored, actor.DeepSpeedActor):
         def backward(self, loss, *, last):
             assert lies_there(loss)
             super().backward(take(loss), last=last)
@@ -59,7 +60,11 @@ def elsewhere(monkeypatch):
                 weights = list(super().weights())
             return ((name, put(weight)) for name, weight in weights)
 
+    class Frozen(Scored, frozen.FrozenPolicy):
+        pass
+
     monkeypatch.setattr(parts, "DeepSpeedActor", Moved)
+    monkeypatch.setattr(parts, "FrozenPolicy", Frozen)
     with Elsewhere():
         yield
 
@@ -87,8 +92,9 @@ def test_the_local_engine_on_a_device_of_its_own(elsewhere, name):
         ("rollout/precision=fp32", "advantage=remax", "kl=k3", "kl.coef=0.01", "correction=sequence_mask"),
         ("rollout/precision=int8", "actor.scoring=none", "loss=pg", "rollout.staleness=1", "task.choices=2",
          "warmstart.keep_low=0", "correction=token_truncate", "correction.ratio=current"),
+        ("rollout/precision=fp32", "actor.scoring=forward", "kl=k3", "actor.micro_tokens=30"),
     ],
-    ids=["fp8", "control", "unscored"],
+    ids=["fp8", "control", "unscored", "reference"],
 )  # fmt: skip
 def test_a_step_of_a_run_on_a_device_of_its_own(elsewhere, tiny, overrides):
     probe = "+evaluation.probe.bf16={name: bf16, compute: bf16, weights: null, activations: null}"

@@ -66,7 +66,7 @@ def test_two_ranks_train_as_one_at_every_zero_stage(tiny, root):
         assert_resumes_alike(config, folder)
 
 
-CRITIC = ["kl=k3", "kl.place=reward", "kl.coef=0.1", "advantage=gae", "critic.lr=1e-3"]
+CRITIC = ["actor.scoring=forward", "kl=k3", "kl.place=reward", "kl.coef=0.1", "advantage=gae", "critic.lr=1e-3"]
 
 
 @pytest.mark.parametrize(

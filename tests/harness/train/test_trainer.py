@@ -408,3 +408,33 @@ def test_a_filter_and_a_kl_term(tiny):
     assert metrics["correction/kept_tokens"] < 1 and metrics["actor/kl"] >= 0
     assert {"mismatch/js_divergence", "rollout_corr/rollout_rs_all_mean"} <= metrics.keys()
     assert any(name.startswith("profile/") for name in metrics)
+
+
+@pytest.mark.parametrize("settings", [
+    ["actor.dtype=bf16", "actor.num_minibatches=2"], ["actor.dtype=bf16", "rollout/precision@actor.precision=fp8_tensor"],
+    ["actor.micro_tokens=64"], ["+actor.lora.rank=2", "+actor.lora.sync=merged"],
+])  # fmt: skip
+def test_the_reference_of_forward_scoring_has_the_bits_of_the_start(tiny, settings, monkeypatch):
+    """π_ref is the training forward of the first weights: it has the bits of π_old before the first update, and it stays."""
+    config = tiny("kl=k3", "actor.scoring=forward", "evaluation.policy=rollout", *settings)
+    folder, given, scores = folder_of(config), [], []
+    with folder.claim():
+        trainer = Trainer(check(config), folder)
+        scorer, score = trainer.scorer, trainer.scorer.score
+        monkeypatch.setattr(scorer, "score", lambda *rows: given.append(rows) or scores.append(score(*rows)) or scores[-1])
+        for step in range(2):
+            trainer.step(step)
+        assert scorer.reference is None and scorer.policy is None  # no embedded engine
+        assert torch.equal(scores[0].old, scores[0].reference) and not torch.equal(scores[1].old, scores[1].reference)
+        assert torch.equal(scorer.score_reference(*given[0]), scores[0].reference)
+
+
+def test_both_ways_of_scoring_have_one_reference(tiny):
+    """In fp32 the forward pass and the embedded engine differ by rounding, and so does training with a KL in the reward."""
+    rows = []
+    for scoring in ("exact", "forward"):
+        config = tiny("kl=k1", "kl.place=reward", "kl.coef=0.1", "steps=2", f"actor.scoring={scoring}")
+        train(config)
+        rows.append(folder_of(config).metrics()[1])
+    for name in ("actor/reward_kl_penalty", "actor/grad_norm"):
+        assert rows[0][name] == pytest.approx(rows[1][name], rel=1e-3) and rows[0][name] != 0

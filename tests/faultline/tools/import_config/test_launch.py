@@ -431,15 +431,17 @@ def test_a_launch_names_each_key_that_is_not_translated(tmp_path, capsys):
 
 
 def test_a_run_that_no_gpu_holds_is_told(tmp_path, capsys):
-    """A KL term keeps an embedded engine in fp32, with a cache of all responses: hundreds of GB for 7B."""
-    theirs = VERL_TRAINER | GPUS | {"actor_rollout_ref.model.path": "Qwen/Qwen2.5-7B-Instruct", MICRO: 4}
+    """A KL term keeps the first weights in BF16: 2 bytes of each of 7.6e9 numbers. Those of 32B are too many beside vLLM's."""
+    theirs = VERL_TRAINER | GPUS | {MICRO: 4, "actor_rollout_ref.rollout.name": "vllm"}
     said = []
-    for kl in (False, True):
-        written(tmp_path / "theirs.yaml", theirs | {"actor_rollout_ref.actor.use_kl_loss": kl})
-        main(["import-config", str(tmp_path / "theirs.yaml"), "--launch", str(tmp_path / f"conf{kl}")])
+    for number, (size, kl) in enumerate([("7B", False), ("7B", True), ("32B", True)]):
+        model = {"actor_rollout_ref.model.path": f"Qwen/Qwen2.5-{size}-Instruct", "actor_rollout_ref.actor.use_kl_loss": kl}
+        written(tmp_path / "theirs.yaml", theirs | model)
+        main(["import-config", str(tmp_path / "theirs.yaml"), "--launch", str(tmp_path / f"conf{number}")])
         said += re.findall(r"^its memory: (\d+) GB a GPU(.*) by faultline", capsys.readouterr().err, re.M)
-    (small, nothing), (large, told) = said
-    assert int(small) < 141 < int(large) and (nothing, told) == (",", ", more than an H200 has,")
+    (small, nothing), (with_kl, as_little), (large, told) = said
+    assert int(with_kl) - int(small) == pytest.approx(2 * 7.6156, abs=1)
+    assert int(with_kl) < 141 < int(large) and (nothing, as_little, told) == (",", ",", ", more than an H200 has,")
 
 
 def test_an_imported_run_is_sized(tmp_path, capsys):

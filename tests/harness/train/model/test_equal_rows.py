@@ -35,7 +35,7 @@ def sampled(places: torch.Tensor = COPIES):
 
 def every_row(monkeypatch):
     """Compute every row, as without `distinct`."""
-    monkeypatch.setattr("harness.train.model.engine.distinct", lambda *_: (slice(None), slice(None)))
+    monkeypatch.setattr("harness.train.model.by_token.distinct", lambda *_: (slice(None), slice(None)))
 
 
 def passed(make, replay=None, **changes):
@@ -130,7 +130,7 @@ def test_a_run_is_that_of_every_row(base, root, request, monkeypatch):
         calls.append(distinct(*rows))
         return calls[-1]
 
-    monkeypatch.setattr("harness.train.model.engine.distinct", recorded)
+    monkeypatch.setattr("harness.train.model.by_token.distinct", recorded)
     runs = [parse(compose(*shared, *more)) for more in ([], ["actor.micro_tokens=30"])]
     for config in runs:
         train(config)
