@@ -93,7 +93,7 @@ def test_the_picture_of_lines_has_the_recorded_ends_beside_its_lines():
     """Each thick line is the mean of a setting's seeds, which are thin, and ends at the number of its label. Labels are apart."""
     rewards, _ = cost.recorded(cost.SMOLLM2)
     (axis,) = cost.lines(rewards).axes
-    last = rewards[rewards["step"] == rewards["step"].max()].groupby(["setting", "bug"])["reward"].mean()
+    last = rewards[rewards["step"] == rewards["step"].max()].groupby(["setting", "bug"])["reward"].mean().round(9)
     told = {"without the bug": last["rollout", False]}
     told |= {f"{name}, with it": last[setting, True] for setting, name in cost.SETTINGS.items()}
     told = dict(sorted(told.items(), key=lambda item: -item[1]))
