@@ -25,13 +25,14 @@ from experiments.plan import interval
 from harness.boundary import command
 from harness.diagnosis import run_facts
 from harness.errors import UserError
+from harness.run.folder import FINISHED
 
 RECORDS = Path(__file__).parents[1] / "study"
 TOY, SMOLLM2 = "bug", "bug_smollm2"
 """Sweeps of docs/bug-cost.md, and the folders of their records."""
 PICTURE, LINES = Path("docs/bug-cost.png"), Path("docs/bug-cost-lines.png")
 TITLE = "In a toy, vLLM's default logging took PPO in bypass mode from 0.85 to 0.10. The first batch showed it."
-LINES_TITLE = "vLLM's raw log-probabilities made PPO in bypass mode unlearn what RL teaches SmolLM2-135M"
+LINES_TITLE = "RL takes SmolLM2-135M from 0.32 to 0.66 of held-out sums; PPO with raw log-probabilities, to 0.12"
 SETTINGS = {"rollout": "PPO in verl's bypass mode", "sequence": "TRL's sequence mask", "token": "verl's token weights"}
 """Key of a setting of the plan, the level of its weight or else the loss' proximal policy -> its name."""
 COLOURS = {False: NEUTRAL, True: HUES["fp8_tensor"]}
@@ -45,19 +46,24 @@ APART = 0.09
 def runs(sweep: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Read the sweep: (held-out rewards of the trainer's policy, a row an evaluation; first dumps diagnosed, a row a run).
 
-    With each dump: the share of its tokens that the correction dropped, and the policy's entropy then and in the last step.
-    The toy's record is older than these three.
+    Only of finished runs. With each dump: the mean ratio in the last step, and in the first and the last the share of tokens
+    that the correction dropped, and that of responses cut at their longest. The toy's record is older than these.
     """
     results = load(sweep)
     rewards, dumps = [], []
     for run, config in results.configs.items():
+        if results.runs.loc[run].state not in FINISHED:
+            continue
         setting = config["correction"]["weight"]["level"] or config["proximal"]
         key = {"setting": setting, "bug": config["rollout"]["engine"]["name"] != "local", "seed": config["seed"]}
         steps = results.steps[results.steps.run == run]
-        judged, entropy = steps.dropna(subset=["eval/reward"]), steps["actor/entropy"].dropna()
+        judged, trained = steps.dropna(subset=["eval/reward"]), steps.dropna(subset=["mismatch/ratio_mean"])
         pairs = zip(judged.step, judged["eval/reward"], strict=True)
         rewards += [key | {"step": step, "reward": reward} for step, reward in pairs]
-        seen = {"dropped": steps["correction/weight_zero"].iloc[0], "entropy": entropy.iloc[0], "last_entropy": entropy.iloc[-1]}
+        first, last = trained.iloc[0], trained.iloc[-1]
+        seen = {"last_ratio": last["mismatch/ratio_mean"]}
+        for name, metric in {"dropped": "correction/weight_zero", "truncated": "rollout/truncated"}.items():
+            seen |= {name: first[metric], f"last_{name}": last[metric]}
         dumps.append(key | _first(sweep / run, config) | seen)
     order = ["setting", "bug", "seed"]
     return pd.DataFrame(rewards).sort_values([*order, "step"]), pd.DataFrame(dumps).sort_values(order)
@@ -72,9 +78,9 @@ def _first(run: Path, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def recorded(sweep: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """What `runs` returned of a sweep, bug or bug_smollm2, when it was recorded. Each setting has its runs without the bug."""
+    """What `runs` returned of a sweep, bug or bug_smollm2, when it was recorded. SmolLM2's settings share PPO's control."""
     rewards, dumps = (pd.read_csv(RECORDS / sweep / name, keep_default_na=False) for name in ("rewards.csv", "first.csv"))
-    return controlled(rewards), controlled(dumps)
+    return (controlled(rewards), controlled(dumps)) if sweep == SMOLLM2 else (rewards, dumps)
 
 
 def controlled(frame: pd.DataFrame) -> pd.DataFrame:
@@ -151,21 +157,30 @@ def picture(rewards: pd.DataFrame) -> Figure:
 def lines(rewards: pd.DataFrame) -> Figure:
     """Draw the mean reward of each setting with the bug, the control's without it, and their seeds as thin lines."""
     figure, ((axis,),) = subplots(1, 1, 3.0)
-    drawn = {"without the bug": ("rollout", False, NEUTRAL)}
-    drawn |= {f"{name}, with it": (setting, True, HARMED[setting]) for setting, name in SETTINGS.items()}
+    drawn = {f"{name}, with it": (setting, True, HARMED[setting]) for setting, name in SETTINGS.items()}
+    drawn["PPO, without the bug"] = ("rollout", False, NEUTRAL)
     seeds = {name: _seeds(rewards, setting, bug) for name, (setting, bug, _) in drawn.items()}
     means = {name: rewards.mean(axis=1).round(9) for name, rewards in seeds.items()}  # 0.115 is not 0.114999…
     height = 1.0
     for name in sorted(drawn, key=lambda name: -means[name].iloc[-1]):
         colour, end = drawn[name][-1], means[name].iloc[-1]
-        axis.plot(seeds[name], color=colour, linewidth=0.7, alpha=0.5)
-        axis.plot(means[name], color=colour, linewidth=2.5)
         height = min(end, height - APART)
-        said = f"{end:.2f}  {name}"
-        axis.annotate(said, (1.01, height), xycoords=("axes fraction", "data"), va="center", color=colour, weight="bold")
+        place = {"xytext": (1.05, height), "textcoords": "axes fraction", "va": "center", "color": colour, "weight": "bold"}
+        axis.annotate(
+            f"{end:.2f}  {name}",
+            (seeds[name].index[-1], end),
+            arrowprops={"arrowstyle": "-", "color": colour, "relpos": (0, 0.5)},
+            **place,
+        )
+    for name, (*_, colour) in drawn.items():  # the control last, over the others
+        axis.plot(seeds[name], color=colour, linewidth=0.7, alpha=0.5)
+        axis.plot(
+            means[name], color=colour, linewidth=2.5, marker="o", markersize=4, linestyle="--" if colour == NEUTRAL else "-"
+        )
     axis.margins(x=0)
-    axis.set(ylim=(0, 1), xlabel="RL step", ylabel="share of held-out sums solved")
-    axis.set_title(LINES_TITLE, fontsize=11)
+    number = seeds["PPO, without the bug"].shape[1]
+    axis.set(ylim=(0, 1), xlabel=f"RL step; thick: mean of {number} seeds", ylabel="share of held-out sums solved")
+    axis.set_title(LINES_TITLE, fontsize=10.5)
     return figure
 
 

@@ -388,7 +388,7 @@ def test_tokens_that_are_cut_off_are_told(tmp_path, settings, told):
     cut = [
         line
         for line in warnings_of(tmp_path, theirs)
-        if line.endswith("and no correction undoes that. With processed_logprobs every ratio is wrong too")
+        if line.endswith("top_p be 1 and top_k off: with processed_logprobs every ratio would be wrong too")
     ]
     assert [line.split(":")[0] for line in cut] == ([f"actor_rollout_ref.rollout.{told}"] if told else [])
 
