@@ -32,7 +32,7 @@ TOY, SMOLLM2 = "bug", "bug_smollm2"
 """Sweeps of docs/bug-cost.md, and the folders of their records."""
 PICTURE, LINES = Path("docs/bug-cost.png"), Path("docs/bug-cost-lines.png")
 TITLE = "In a toy, vLLM's default logging took PPO in bypass mode from 0.85 to 0.10. The first batch showed it."
-LINES_TITLE = "RL takes SmolLM2-135M from 0.32 to 0.66 of held-out sums; PPO with raw log-probabilities, to 0.12"
+LINES_TITLE = "RL teaches SmolLM2-135M sums; PPO with raw log-probabilities falls below its start"
 SETTINGS = {"rollout": "PPO in verl's bypass mode", "sequence": "TRL's sequence mask", "token": "verl's token weights"}
 """Key of a setting of the plan, the level of its weight or else the loss' proximal policy -> its name."""
 COLOURS = {False: NEUTRAL, True: HUES["fp8_tensor"]}
@@ -157,7 +157,7 @@ def picture(rewards: pd.DataFrame) -> Figure:
 def lines(rewards: pd.DataFrame) -> Figure:
     """Draw the mean reward of each setting with the bug, the control's without it, and their seeds as thin lines."""
     figure, ((axis,),) = subplots(1, 1, 3.0)
-    drawn = {f"{name}, with it": (setting, True, HARMED[setting]) for setting, name in SETTINGS.items()}
+    drawn = {f"{name}, with the bug": (setting, True, HARMED[setting]) for setting, name in SETTINGS.items()}
     drawn["PPO, without the bug"] = ("rollout", False, NEUTRAL)
     seeds = {name: _seeds(rewards, setting, bug) for name, (setting, bug, _) in drawn.items()}
     means = {name: rewards.mean(axis=1).round(9) for name, rewards in seeds.items()}  # 0.115 is not 0.114999…

@@ -95,7 +95,7 @@ def test_the_picture_of_lines_has_the_recorded_ends_beside_its_lines():
     rewards, _ = cost.recorded(cost.SMOLLM2)
     (axis,) = cost.lines(rewards).axes
     last = rewards[rewards["step"] == rewards["step"].max()].groupby(["setting", "bug"])["reward"].mean().round(9)
-    told = {f"{name}, with it": last[setting, True] for setting, name in cost.SETTINGS.items()}
+    told = {f"{name}, with the bug": last[setting, True] for setting, name in cost.SETTINGS.items()}
     told["PPO, without the bug"] = last["rollout", False]
     texts = {text.get_text(): text for text in axis.texts}
     thick = [line for line in axis.lines if line.get_linewidth() == 2.5]
@@ -112,9 +112,7 @@ def test_smollm2s_title_is_what_the_record_holds():
     rewards, _ = cost.recorded(cost.SMOLLM2)
     ppo = rewards[rewards["setting"] == "rollout"].pivot(index=["bug", "seed"], columns="step", values="reward")
     assert (ppo.loc[True][30] < ppo.loc[True][0]).all() and (ppo.loc[False][30] > ppo.loc[False][0]).all()
-    right, bug = ppo.loc[False].mean().round(9), ppo.loc[True].mean().round(9)
-    assert f"from {right[0]:.2f} to {right[30]:.2f} of held-out sums" in cost.LINES_TITLE
-    assert cost.LINES_TITLE.endswith(f"with raw log-probabilities, to {bug[30]:.2f}")
+    assert "PPO with raw log-probabilities falls below its start" in cost.LINES_TITLE
     assert rewards.groupby("seed")["setting"].nunique().eq(3).all()  # whole seeds
 
 

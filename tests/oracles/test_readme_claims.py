@@ -24,7 +24,7 @@ def sources(package) -> dict[str, str]:
 def test_verl_asks_for_processed_ones_unless_told_otherwise():
     config = (Path(verl.__path__[0]) / "trainer/config/rollout/rollout.yaml").read_text()
     assert "\nlogprobs_mode: processed_logprobs\n" in config and "\ntemperature: 1.0\n" in config and "\ntop_p: 1\n" in config
-    assert row("verl 0.9.1")[1] == "`logprobs_mode=raw_logprobs`, all that 0.6.1 has"
+    assert row("verl 0.9.1")[1] == "`logprobs_mode=raw_logprobs`; 0.6.1 always"
     assert row("verl 0.9.1")[3] == "`actor_rollout_ref.rollout.logprobs_mode=processed_logprobs`"
 
 

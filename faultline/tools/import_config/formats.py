@@ -92,7 +92,7 @@ def _logged(source: Source, out: Translation, temperature: str, mode: str, unset
     else:
         raw, why = bool(unset), f"without {mode}: {unset}"
     if raw and hot != 1:
-        wrong = "so every ratio is wrong there. Set it to processed_logprobs there, and let nothing cut tokens off"
+        wrong = "so every ratio of that run is wrong. Set processed_logprobs there, and let nothing cut tokens off"
         out.warnings.append(f"{source.key(temperature)}={hot:g} {why}, {wrong}")
 
 

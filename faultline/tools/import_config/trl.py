@@ -122,6 +122,10 @@ def translate(source: Source, out: Translation) -> None:
                 "vllm_mode=server: vLLM runs in the trainer's process here, as in TRL's colocate. "
                 "No option of `trl vllm-serve` is read: choose rollout/precision yourself"
             )
+            if (hot := source.number("temperature", default=1.0)) != 1:
+                wrong = "logs before temperature by its default, so every ratio of that run is wrong"
+                remedy = "Start it with --logprobs-mode processed_logprobs, and let nothing cut tokens off"
+                out.warnings.append(f"temperature={hot:g} with vllm_mode=server: a plain `vllm serve` {wrong}. {remedy}")
     if source.flag("use_adaptive_entropy"):
         out.lost.append("use_adaptive_entropy=True: entropy_coeff is fixed here")
     out.entropy(source.number("entropy_coef"), "entropy_coef", "token_mean")

@@ -59,7 +59,8 @@ def lines(verdict: Verdict) -> list[str]:
     sizes = f"Mismatch: token ESS {_ess(m.ess_token)}, sequence ESS {_ess(m.ess_sequence)}. K3"
     first, notes = diagnosis_lines(verdict.diagnosis), [f"Note: {line}" for line in _narrow(verdict)]
     if not verdict.diagnosis.consistent:
-        rest = [size, f"{sizes} {m.k3:.1e} nats per token.", f"VERDICT  {headline(verdict)}", f"  {verdict.reason}"]
+        reason = wrap(verdict.reason, WIDTH, initial_indent="  ", subsequent_indent="  ")
+        rest = [size, f"{sizes} {m.k3:.1e} nats per token.", f"VERDICT  {headline(verdict)}", *reason]
         rest += [*gate_lines(verdict), *notes]
         return [printable(line)[:WIDTH] for line in [*first, *rest]]
     because = wrap(" ".join(reasons(verdict)), WIDTH - 2)

@@ -425,7 +425,7 @@ def _limitations(replayed: Replayed, null: Replayed | None, mismatch: Mismatch, 
         limitations.append("Every number of this page: the fill values count as the ratios that they make.")
     if advice.samples < FEW:
         prompts = f" to {advice.samples} prompt{'s' * (advice.samples > 1)}" if advice.by_prompt else ""
-        limitations.append(f"{replayed.responses} responses{prompts}: {WIDE}")
+        limitations.append(f"{replayed.responses} response{'s' * (replayed.responses != 1)}{prompts}: {WIDE}")
     if not advice.by_prompt:
         limitations.append(UNGROUPED)
     if mismatch.pareto_k is not None and mismatch.pareto_k > HEAVY:

@@ -362,7 +362,7 @@ def test_that_another_model_trains_is_the_first_line(tmp_path, theirs, first):
 def test_ratios_that_verl_gets_wrong_are_told(tmp_path, temperature, mode, told):
     theirs = {"algorithm.adv_estimator": "grpo", "trainer.total_training_steps": 5}
     theirs |= {"actor_rollout_ref.rollout.temperature": temperature, "actor_rollout_ref.rollout.logprobs_mode": mode}
-    assert sum("so every ratio is wrong there." in line for line in warnings_of(tmp_path, theirs)) == told
+    assert sum("so every ratio of that run is wrong." in line for line in warnings_of(tmp_path, theirs)) == told
 
 
 @pytest.mark.parametrize(("settings", "told"), [({"temperature": 0.6}, 1), ({"temperature": 1.0}, 0), ({}, 0)])
@@ -375,6 +375,14 @@ def test_ratios_that_skyrl_gets_wrong_are_told(tmp_path, settings, told):
     assert not own or sum("SkyRL leaves vLLM's raw_logprobs" in line for line in warnings_of(tmp_path, own)) == told
     mode = {"generator.inference_engine.engine_init_kwargs.logprobs_mode": "processed_logprobs"}
     assert not any("raw_logprobs" in line for line in warnings_of(tmp_path, theirs | mode))
+
+
+@pytest.mark.parametrize(("mode", "temperature", "told"), [("server", 0.7, 1), ("server", 1.0, 0), ("colocate", 0.7, 0)])
+def test_a_server_that_trl_did_not_start_is_warned_of(tmp_path, mode, temperature, told):
+    """TRL 1.16 asks for processed log-probabilities in its own process; a server has vLLM's default."""
+    theirs = {"loss_type": "grpo", "use_vllm": True, "vllm_mode": mode, "temperature": temperature, "max_steps": 5}
+    warned = [line for line in warnings_of(tmp_path, theirs) if "--logprobs-mode processed_logprobs" in line]
+    assert len(warned) == told and all(line.startswith("temperature=0.7 with vllm_mode=server: ") for line in warned)
 
 
 @pytest.mark.parametrize(
