@@ -36,7 +36,7 @@ SOUND = "LOG-PROBABILITIES  consistent"
 """Begin of what replay prints on a sound dump."""
 
 
-NUMBERS = {4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight"}
+NUMBERS = {6: "six", 8: "eight"}
 
 
 def blocks(language: str, page: str = README) -> list[str]:
