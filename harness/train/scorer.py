@@ -101,12 +101,12 @@ class Scorer:
         The reference always chooses its own experts, because its router differs from the policy's. If `support` renormalises
         the policies, π_ref is renormalised over the same tokens, because the KL term of equal policies must be 0.
         """
-        record = self.recorded(responses.rollout)
+        rollout = responses.rollout
         if self.frozen is not None:
-            return self._by_forward(self.frozen, responses, order, record)
+            return self._by_forward(self.frozen, responses, order, self.recorded(rollout))
         if self.reference is None:
             return None
-        return self.score_by(self.reference, responses.prompts, responses.rollout.tokens, record)
+        return self.score_by(self.reference, responses.prompts, rollout.tokens, self.recorded(rollout))
 
     def replayed(self, rollout: Rollout) -> Recorded | None:
         """Return the engine's records (experts, sampling masks) that π_old replays when it is scored; None if there are none."""

@@ -207,11 +207,9 @@ class Translation:
         keep_all = {top_p: (p, (None, 1)), top_k: (k, (None, 0, -1))}
         cut = [f"{source.key(name)}={value:g}" for name, (value, neutral) in keep_all.items() if value not in neutral]
         if cut:
-            all_tokens = "top_p be 1 and top_k off"
             why = "the engine draws from a cut distribution, RL trains the whole one, and no correction undoes that"
-            self.warnings.append(
-                f"{', '.join(cut)}: {why}. Let {all_tokens}: with processed_logprobs every ratio would be wrong too"
-            )
+            remedy = "Let top_p be 1 and top_k off: with processed_logprobs every ratio would be wrong too"
+            self.warnings.append(f"{', '.join(cut)}: {why}. {remedy}")
 
     def choose(self, group: str, source: Source, key: str, options: Mapping[Any, str]) -> None:
         """Choose the option of config group `group` by `key`. options: value of `key` -> option. Other values go to `lost`."""
